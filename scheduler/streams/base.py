@@ -1,0 +1,84 @@
+"""The stream protocol: work in order, events between streams, errors that travel.
+
+Owns the words `Stream`, `Event` and `Launch`; everything above is written once, against
+them. Knows nothing of models, lanes or rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from typing import Protocol, TypeVar
+
+Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Launch(Protocol[Result_co]):
+    """One piece of work on a stream; its value may be read once the stream is known to be past it."""
+
+    def result(self) -> Result_co:
+        """The work's return value.
+
+        Legal after an event recorded behind the launch is done, or inside work that is ordered
+        after it (same stream, or a stream that waits on such an event).
+
+        Raises:
+            RuntimeError: if the work has not run yet.
+            BaseException: whatever the work raised.
+        """
+        ...
+
+
+class Event(Protocol):
+    """A point in a stream: done once everything launched before it has run."""
+
+    def done(self) -> bool:
+        """Whether the point has been passed; never blocks, never raises."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block this thread until the point has been passed; raise what the stream's work raised."""
+        ...
+
+    def __await__(self) -> Generator[object, None, None]:
+        """Suspend the caller, never its loop, until the point has been passed; raise likewise."""
+        ...
+
+
+class Stream(Protocol):
+    """An ordered queue of work.
+
+    An exception in a launch marks the next event recorded behind it: whoever waits on that
+    event, from the host or from another stream's work, gets the exception; the stream lives on.
+    """
+
+    @property
+    def name(self) -> str:
+        """A name for messages, traces and threads."""
+        ...
+
+    def launch(
+        self,
+        work: Callable[[], Result],
+        *,
+        reads: Iterable[str] = (),
+        writes: Iterable[str] = (),
+    ) -> Launch[Result]:
+        """Enqueue `work` in stream order; `reads` and `writes` name the buffers it touches.
+
+        Raises:
+            StreamClosedError: if the stream was closed.
+        """
+        ...
+
+    def record(self) -> Event:
+        """An event behind all that was launched so far."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """Make later launches wait for `event`; the host does not wait."""
+        ...
+
+    def close(self) -> None:
+        """Let queued work finish, then end the stream; idempotent."""
+        ...
