@@ -15,6 +15,7 @@ from models.errors import (
     SlipstreamError,
     UnsupportedModelError,
 )
+from models.ngram import NgramIndex, NgramMatch
 
 __all__ = [
     "Cache",
@@ -24,6 +25,8 @@ __all__ = [
     "InsufficientMemoryError",
     "MissingDependencyError",
     "ModelConfig",
+    "NgramIndex",
+    "NgramMatch",
     "PairError",
     "RopeConfig",
     "RopeScaling",

@@ -62,15 +62,16 @@ def imports_of(path: Path, source: str) -> Iterator[ImportedName]:
     """Every import in `source`, also inside functions, also through `importlib.import_module("...")`."""
     file = str(path.relative_to(ROOT))
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield ImportedName(file=file, line=node.lineno, module=alias.name, name=None)
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                yield ImportedName(file=file, line=node.lineno, module=absolute_module(node, path), name=alias.name)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"importlib.import_module", "import_module"}:
-            if node.args and isinstance(node.args[0], ast.Constant):
-                yield ImportedName(file=file, line=node.lineno, module=str(node.args[0].value), name=None)
+        match node:
+            case ast.Import(names=names, lineno=line):
+                for alias in names:
+                    yield ImportedName(file=file, line=line, module=alias.name, name=None)
+            case ast.ImportFrom(names=names, lineno=line):
+                for alias in names:
+                    yield ImportedName(file=file, line=line, module=absolute_module(node, path), name=alias.name)
+            case ast.Call(func=function, args=[ast.Constant(value=str(module)), *_], lineno=line):
+                if ast.unparse(function) in {"importlib.import_module", "import_module", "__import__"}:
+                    yield ImportedName(file=file, line=line, module=module, name=None)
 
 
 @cache
