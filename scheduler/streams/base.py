@@ -48,8 +48,9 @@ class Event(Protocol):
 class Stream(Protocol):
     """An ordered queue of work.
 
-    An exception in a launch marks the next event recorded behind it: whoever waits on that
-    event, from the host or from another stream's work, gets the exception; the stream lives on.
+    An exception in a launch skips the launches behind it up to the next recorded event and marks that
+    event: whoever waits on it, on the host or on another stream, gets the exception. After the event
+    the stream is clean again and lives on.
     """
 
     @property

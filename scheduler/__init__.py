@@ -1,0 +1,63 @@
+"""Streams, lanes, rounds and the sampling law: how a draft and a target take turns without changing a token.
+
+Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+from scheduler.costs import BlockCosts
+from scheduler.distribution import Distribution, SamplingLaw
+from scheduler.errors import NonFiniteLogitsError, StreamClosedError
+from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tokens
+from scheduler.health import AcceptanceMonitor
+from scheduler.history import TokenHistory
+from scheduler.lane import Lane
+from scheduler.proposers import ModelProposer, NgramProposer, Proposer
+from scheduler.round import (
+    DecodeRequest,
+    FinishReason,
+    PrefillReport,
+    Proposal,
+    RoundReport,
+    TokenLogprob,
+    Verdict,
+)
+from scheduler.sequential import SequentialLoop
+from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
+from scheduler.streams import Event, Launch, Stream, ThreadStream
+from scheduler.verify import judge
+
+__all__ = [
+    "AcceptanceMonitor",
+    "AdaptiveGamma",
+    "BlockCosts",
+    "DecodeRequest",
+    "Distribution",
+    "Event",
+    "FinishReason",
+    "FixedGamma",
+    "GammaPolicy",
+    "Lane",
+    "Launch",
+    "ModelProposer",
+    "NgramProposer",
+    "NonFiniteLogitsError",
+    "PrefillReport",
+    "Proposal",
+    "Proposer",
+    "RoundReport",
+    "SamplingLaw",
+    "SamplingSettings",
+    "SequentialLoop",
+    "Stream",
+    "StreamClosedError",
+    "ThreadStream",
+    "TokenHistory",
+    "TokenLogprob",
+    "Verdict",
+    "Verification",
+    "check_integer",
+    "check_number",
+    "expected_tokens",
+    "judge",
+]

@@ -1,0 +1,117 @@
+"""A lane: one model, its cache and its stream.
+
+Owns the record of which tokens the cache holds and keeps the two in step, whatever is cancelled or fails in
+between. Knows nothing of proposals, verdicts or requests.
+
+All methods but the constructor and the properties run as launches on the lane's stream.
+
+Shape suffixes: R logit rows asked for, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from models.causal_model import CausalModel
+from scheduler.costs import BlockCosts
+from scheduler.streams.base import Stream
+
+_TIMED_WIDTHS = (1, 2, 3, 5, 9, 17)
+_TIMED_RUNS = 3
+
+
+class Lane:
+    """One model and its cache on one stream."""
+
+    def __init__(self, name: str, model: CausalModel, stream: Stream, *, capacity: int) -> None:
+        """Allocate the cache.
+
+        Args:
+            name: prefix of the lane's buffer names.
+            model: the model to run.
+            stream: where its work is launched.
+            capacity: most tokens the cache holds.
+        """
+        self.name = name
+        self.model = model
+        self.stream = stream
+        self.capacity = capacity
+        self.costs = BlockCosts()
+        self._cache = model.new_cache(capacity)
+        self._held_ids: list[int] = []
+
+    @property
+    def cache_buffer(self) -> str:
+        """Name of the cache among a launch's reads and writes."""
+        return f"{self.name}.cache"
+
+    @property
+    def num_held(self) -> int:
+        """Tokens whose keys and values the cache holds."""
+        return len(self._held_ids)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self._cache.num_bytes
+
+    def resume(self, token_ids: Sequence[int]) -> int:
+        """Keep the longest common prefix of what is held and `token_ids`; returns its length."""
+        num_common = 0
+        for held_id, token_id in zip(self._held_ids, token_ids, strict=False):
+            if held_id != token_id:
+                break
+            num_common += 1
+        self.roll_back(num_common)
+        return num_common
+
+    def roll_back(self, length: int) -> None:
+        """Forget the tokens at and beyond `length`, if there are any."""
+        if length < self.num_held:
+            self._cache.rollback(length)
+            del self._held_ids[length:]
+
+    def feed(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
+        """Append tokens to the cache, in blocks that the model takes.
+
+        Returns:
+            logits_RV, float32, of the last `num_logits` tokens (at most one block's).
+        """
+        blocks = _split(token_ids, self.model.max_block)
+        for block in blocks[:-1]:
+            self._forward(block, num_logits=0)
+        return self._forward(blocks[-1], num_logits=num_logits)
+
+    def measure_costs(self) -> None:
+        """Time blocks of several widths, the median of a few runs each, and leave the cache empty."""
+        self.roll_back(0)
+        for width in _TIMED_WIDTHS:
+            if width > min(self.model.max_block, self.capacity):
+                break
+            times_ms = []
+            for _ in range(_TIMED_RUNS):
+                started = time.perf_counter()
+                self._forward([0] * width, num_logits=width)
+                times_ms.append((time.perf_counter() - started) * 1e3)
+                self.roll_back(0)
+            self.costs.record(width, sorted(times_ms)[_TIMED_RUNS // 2])
+
+    def _forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
+        token_ids_T = torch.tensor(token_ids, dtype=torch.int64, device=self.model.device)
+        started = time.perf_counter()
+        try:
+            logits_RV = self.model.forward(token_ids_T, self._cache, num_logits=num_logits)
+        except BaseException:
+            self._cache.rollback(min(self._cache.length, self.num_held))
+            raise
+        if num_logits and len(token_ids) <= _TIMED_WIDTHS[-1]:
+            self.costs.record(len(token_ids), (time.perf_counter() - started) * 1e3)
+        self._held_ids.extend(token_ids)
+        return logits_RV
+
+
+def _split(token_ids: Sequence[int], width: int) -> list[Sequence[int]]:
+    return [token_ids[start : start + width] for start in range(0, len(token_ids), width)]

@@ -1,0 +1,7 @@
+"""Draft sources behind one protocol."""
+
+from scheduler.proposers.base import Proposer
+from scheduler.proposers.model import ModelProposer
+from scheduler.proposers.ngram import NgramProposer
+
+__all__ = ["ModelProposer", "NgramProposer", "Proposer"]

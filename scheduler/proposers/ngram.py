@@ -1,0 +1,96 @@
+"""Proposals copied from the text itself (prompt lookup).
+
+Owns the index's life over a request and one gamma policy for each class of match length: a match of twelve tokens is
+worth a longer copy than a match of two. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from models.ngram import NgramIndex
+from scheduler.distribution import SamplingLaw
+from scheduler.gamma import GammaPolicy
+from scheduler.history import TokenHistory
+from scheduler.round import Proposal
+
+_CLASS_LIMITS = (4, 8)
+"""Match lengths below the first, below the second, and from it on are judged apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Guess:
+    """The next token as the index saw it in a round that proposed nothing."""
+
+    position: int
+    token_id: int
+    policy: GammaPolicy
+
+
+class NgramProposer:
+    """Proposes what followed the latest tokens when they occurred before."""
+
+    def __init__(
+        self, new_policy: Callable[[], GammaPolicy], *, min_match: int = 2, max_match: int = 8, source: int = 0
+    ) -> None:
+        """Prepare an index for each request.
+
+        Args:
+            new_policy: makes the gamma policy of one class of match lengths.
+            min_match: shortest suffix that counts as a match.
+            max_match: longest suffix that is looked up.
+            source: marks this proposer's proposals.
+        """
+        self._min_match = min_match
+        self._max_match = max_match
+        self._source = source
+        self._index = NgramIndex(min_match=min_match, max_match=max_match)
+        self._policies = [new_policy() for _ in range(len(_CLASS_LIMITS) + 1)]
+        self._used = self._policies[0]
+        self._guess: _Guess | None = None
+
+    @property
+    def name(self) -> str:
+        """A fixed name."""
+        return "ngram"
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The index."""
+        return ("ngram.index",)
+
+    def begin(self, history: TokenHistory) -> None:
+        """Index the prompt."""
+        self._index = NgramIndex(min_match=self._min_match, max_match=self._max_match)
+        self._index.extend(history.ids())
+        self._guess = None
+
+    def propose(self, law: SamplingLaw, history: TokenHistory, max_tokens: int) -> Proposal:
+        """Look the latest tokens up; the match's class decides how many are worth verifying."""
+        new_ids = history.ids(len(self._index))
+        self._settle_guess(history)
+        self._index.extend(new_ids)
+        match = self._index.propose(max(max_tokens, 1))
+        if not match.tokens:
+            return Proposal(source=self._source)
+        policy = self._policies[sum(match.match_length >= limit for limit in _CLASS_LIMITS)]
+        gamma = min(policy.choose(), max_tokens)
+        if gamma <= 0:
+            self._guess = _Guess(position=history.length, token_id=match.tokens[0], policy=policy)
+            return Proposal(source=self._source)
+        self._used = policy
+        return Proposal(token_ids=match.tokens[:gamma], source=self._source)
+
+    def roll_back(self, length: int) -> None:
+        """Nothing to do: the index holds committed tokens only."""
+
+    def observe(self, proposal: Proposal, num_accepted: int) -> None:
+        """Tell the policy of the match's class."""
+        self._used.observe(len(proposal.token_ids), num_accepted)
+
+    def _settle_guess(self, history: TokenHistory) -> None:
+        """Score the guess of a round without proposal: looking costs nothing, so a class that was given up can return."""
+        guess, self._guess = self._guess, None
+        if guess is not None and history.length > guess.position:
+            guess.policy.observe(1, int(history.ids(guess.position)[0] == guess.token_id))

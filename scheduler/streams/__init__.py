@@ -1,0 +1,6 @@
+"""Streams: ordered work, events between streams, one protocol for every kind of device."""
+
+from scheduler.streams.base import Event, Launch, Stream
+from scheduler.streams.threads import ThreadStream
+
+__all__ = ["Event", "Launch", "Stream", "ThreadStream"]

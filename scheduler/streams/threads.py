@@ -1,0 +1,193 @@
+"""Streams on a CPU: one worker thread each, first in, first out.
+
+Owns worker threads, their intra-op thread count and inference mode, and the hand-over of a finished event
+to asyncio. Knows nothing of models or rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+import torch
+
+from scheduler.errors import StreamClosedError
+from scheduler.streams.base import Event, Launch
+
+Result = TypeVar("Result")
+
+
+class ThreadLaunch(Generic[Result]):
+    """Work queued on a `ThreadStream`, and its outcome."""
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self._work: Callable[[], Result] | None = work
+        self._value: Result | None = None
+        self._error: BaseException | None = None
+        self._finished = False
+
+    def run(self, poison: BaseException | None) -> BaseException | None:
+        """Run on the worker, or take over an earlier launch's error; returns the error."""
+        if poison is None and self._work is not None:
+            try:
+                self._value = self._work()
+            except BaseException as error:  # it travels to whoever waits, even a KeyboardInterrupt
+                poison = error
+        self._error = poison
+        self._work = None
+        self._finished = True
+        return poison
+
+    def result(self) -> Result:
+        """The work's value; see `scheduler.streams.base.Launch`."""
+        if not self._finished:
+            raise RuntimeError("the launch has not run yet; wait for an event recorded behind it")
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # set by run() unless an error was
+
+
+class ThreadEvent:
+    """A point in a `ThreadStream`."""
+
+    def __init__(self) -> None:
+        self._passed = threading.Event()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], None]] = []
+
+    def set(self, error: BaseException | None) -> None:
+        """Mark the point as passed; called once, by the worker."""
+        with self._lock:
+            self._error = error
+            self._passed.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def done(self) -> bool:
+        """Whether the worker is past this point."""
+        return self._passed.is_set()
+
+    def wait_error(self) -> BaseException | None:
+        """Block until passed, then return the error instead of raising it."""
+        self._passed.wait()
+        return self._error
+
+    def synchronize(self) -> None:
+        """Block until passed; raises what the stream's work raised."""
+        error = self.wait_error()
+        if error is not None:
+            raise error
+
+    def __await__(self) -> Generator[object, None, None]:
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                # A loop that closed meanwhile has nobody left to wake.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_resolve, future)
+
+            with self._lock:
+                if not self._passed.is_set():
+                    self._callbacks.append(wake)
+                else:
+                    future.set_result(None)
+            yield from future
+        self.synchronize()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class ThreadStream:
+    """A worker thread that runs launches in order.
+
+    The thread is a daemon, so a program that forgets to close its runtime still ends.
+    """
+
+    def __init__(self, name: str, *, num_threads: int | None = None) -> None:
+        """Start the worker.
+
+        Args:
+            name: for messages and the thread's name.
+            num_threads: intra-op threads of torch inside the worker; None keeps torch's own choice.
+        """
+        self._name = name
+        self._num_threads = num_threads
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._poison: BaseException | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"slipstream-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """The name given at construction."""
+        return self._name
+
+    def launch(
+        self, work: Callable[[], Result], *, reads: Iterable[str] = (), writes: Iterable[str] = ()
+    ) -> Launch[Result]:
+        """Queue `work`; the buffer names matter to streams that check for races, not to this one."""
+        launch = ThreadLaunch(work)
+
+        def run() -> None:
+            self._poison = launch.run(self._poison)
+
+        self._enqueue(run)
+        return launch
+
+    def record(self) -> Event:
+        """An event behind everything queued so far; it takes a failed launch's error with it."""
+        event = ThreadEvent()
+
+        def mark() -> None:
+            error, self._poison = self._poison, None
+            event.set(error)
+
+        self._enqueue(mark)
+        return event
+
+    def wait(self, event: Event) -> None:
+        """Hold later launches back until `event`; an error on it marks this stream too."""
+        if not isinstance(event, ThreadEvent):
+            raise TypeError(f"a ThreadStream can wait for a ThreadEvent only, not {type(event).__name__}")
+
+        def hold() -> None:
+            error = event.wait_error()
+            if self._poison is None:
+                self._poison = error
+
+        self._enqueue(hold)
+
+    def close(self) -> None:
+        """Run what is queued, then end the thread; blocks until it has ended."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _enqueue(self, item: Callable[[], None]) -> None:
+        with self._lock:
+            if self._closed:
+                raise StreamClosedError(f"stream {self._name!r} is closed; load a new runtime")
+            self._queue.put(item)
+
+    def _run(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        with torch.inference_mode():
+            while (item := self._queue.get()) is not None:
+                item()
