@@ -105,8 +105,8 @@ class SamplingLaw:
         largest = float(logits_V.max())
         if not math.isfinite(largest):
             raise NonFiniteLogitsError(
-                f"no token can be drawn at position {history.length + len(proposed_ids)}: the largest logit is {largest}; "
-                "the weights are damaged, or min_tokens forbids every token there is"
+                f"no token can be drawn at position {history.length + len(proposed_ids)}, as the largest logit is "
+                f"{largest}: the weights are damaged, or min_tokens forbids every token there is"
             )
         if self.settings.greedy:
             token_ids_C = torch.tensor([_argmax(logits_V)], device=logits_V.device)

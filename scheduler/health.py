@@ -51,8 +51,8 @@ class AcceptanceMonitor:
         if self.low and not self._warned:
             self._warned = True
             _logger.warning(
-                "acceptance rate %.0f %% over the last %d proposed tokens is below %.0f %%: this draft suits the target or the "
-                "text badly; try another draft, a smaller gamma, or plain decoding",
+                "acceptance rate %.0f %% over the last %d proposed tokens is below %.0f %%: this draft suits the "
+                "target or the text badly; try another draft, a smaller gamma, or plain decoding",
                 100 * (self.acceptance_rate or 0.0),
                 self._num_proposed,
                 100 * self.threshold,

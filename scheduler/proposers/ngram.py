@@ -90,7 +90,7 @@ class NgramProposer:
         self._used.observe(len(proposal.token_ids), num_accepted)
 
     def _settle_guess(self, history: TokenHistory) -> None:
-        """Score the guess of a round without proposal: looking costs nothing, so a class that was given up can return."""
+        """Score the guess of a round that proposed nothing: a class that was given up can return at no cost."""
         guess, self._guess = self._guess, None
         if guess is not None and history.length > guess.position:
             guess.policy.observe(1, int(history.ids(guess.position)[0] == guess.token_id))
