@@ -18,7 +18,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from models.errors import CheckpointError
@@ -186,8 +186,9 @@ def _temporary_folder() -> Iterator[Path]:
 def _remove_abandoned_folders(parent: Path) -> None:
     """Clear what a killed process could not; one day is longer than any fetch still under way."""
     for folder in parent.glob(f"{TEMPORARY_PREFIX}*"):
-        if time.time() - folder.stat().st_mtime > 86_400:
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process may clear it first
+            if time.time() - folder.stat().st_mtime > 86_400:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> int:
