@@ -1,0 +1,170 @@
+"""Causal grouped-query attention of a block against a preallocated cache, exact in its last bit.
+
+Owns the plan of a block's attention (which query rows run against how many keys, under which mask)
+and its execution. Knows nothing of projections, rotation or layers.
+
+A row's bits must not depend on the block it came in. Three things would let them: the number of
+keys a call is given (so it is a function of the query's position, `kv_cache.key_length_at`, and a block
+is cut where that changes), the number of query rows (so calls use window widths that a probe found to
+agree), and reading another row (so the mask hides whatever a query may not see). The queries of a
+group are folded into rows: no key is repeated.
+
+Shape suffixes: T tokens of the block, H query heads, K key/value heads, G queries a group (H/K),
+N rows of one call (window tokens times G), S cache positions, D head dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from models.block_width import ExactWidths, probe_exact_widths
+from models.kv_cache import KEY_BUCKET, KeyValueCache, key_length_at
+
+WINDOW_CANDIDATES = (*range(1, 18), 24, 32, 48, 64)
+"""Tokens per attention call that the probe tries; a call never needs more than one key bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionWindow:
+    """One attention call: block rows first .. stop - 1 against `key_length` keys, of which rows keep_* are used."""
+
+    first: int
+    stop: int
+    keep_first: int
+    keep_stop: int
+    key_length: int
+    mask_NS: torch.Tensor
+    """Float32, 0 where a query sees a key and minus infinity elsewhere; N may be 1 and stand for every row."""
+
+
+def plan_windows(
+    position: int,
+    num_tokens: int,
+    *,
+    group_size: int,
+    sliding_window: int | None,
+    widths: ExactWidths,
+    device: torch.device,
+) -> list[AttentionWindow]:
+    """Cut a block of `num_tokens` at `position` into calls whose kept rows cover it in order.
+
+    Windows may overlap or reach past a change of key length; rows outside the kept range are computed
+    for the sake of the call's width and dropped.
+
+    Raises:
+        ValueError: if the block is narrower than every exact width.
+    """
+    usable = widths.up_to(num_tokens)
+    windows = []
+    row = 0
+    while row < num_tokens:
+        key_length = key_length_at(position + row)
+        segment_stop = min(num_tokens, key_length - position)
+        for width in usable.cover(segment_stop - row):
+            keep_stop = min(row + width, segment_stop)
+            first = min(row, num_tokens - width)
+            mask_NS = _mask(position + first, width, key_length, group_size, sliding_window, device)
+            windows.append(
+                AttentionWindow(
+                    first=first,
+                    stop=first + width,
+                    keep_first=row,
+                    keep_stop=keep_stop,
+                    key_length=key_length,
+                    mask_NS=mask_NS,
+                )
+            )
+            row = keep_stop
+    return windows
+
+
+def _mask(
+    position: int,
+    num_tokens: int,
+    key_length: int,
+    group_size: int,
+    sliding_window: int | None,
+    device: torch.device,
+) -> torch.Tensor:
+    keys_S = torch.arange(key_length, device=device)
+    positions_T1 = torch.arange(position, position + num_tokens, device=device)[:, None]
+    hidden_TS = keys_S > positions_T1
+    if sliding_window is not None:
+        hidden_TS |= keys_S <= positions_T1 - sliding_window
+    mask_TS = torch.zeros(num_tokens, key_length, device=device).masked_fill_(hidden_TS, -math.inf)
+    if num_tokens == 1:
+        return mask_TS
+    return mask_TS.repeat_interleave(group_size, dim=0)
+
+
+def attend(
+    queries_TGKD: torch.Tensor,
+    keys_values_by_length: dict[int, tuple[torch.Tensor, torch.Tensor]],
+    windows: list[AttentionWindow],
+) -> torch.Tensor:
+    """Attention of a whole block.
+
+    Args:
+        queries_TGKD: rotated queries, float32; the inner order K, D is contiguous.
+        keys_values_by_length: keys_1KSD and values_1KSD for each key length among the windows.
+        windows: from `plan_windows`, for this block's position and width.
+
+    Returns:
+        attended_TH, the concatenated heads in the order (group, kv head, feature), contiguous.
+    """
+    if len(windows) == 1:
+        return _attend_window(queries_TGKD, keys_values_by_length[windows[0].key_length], windows[0])
+    kept = []
+    for window in windows:
+        rows_TH = _attend_window(
+            queries_TGKD[window.first : window.stop], keys_values_by_length[window.key_length], window
+        )
+        kept.append(rows_TH[window.keep_first - window.first : window.keep_stop - window.first])
+    return torch.cat(kept)
+
+
+def _attend_window(
+    queries_TGKD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], window: AttentionWindow
+) -> torch.Tensor:
+    num_tokens, group_size, num_kv_heads, head_dim = queries_TGKD.shape
+    queries_1KND = queries_TGKD.reshape(1, num_tokens * group_size, num_kv_heads, head_dim).transpose(1, 2)
+    keys_1KSD, values_1KSD = keys_values
+    attended_1KND = F.scaled_dot_product_attention(queries_1KND, keys_1KSD, values_1KSD, attn_mask=window.mask_NS)
+    # The kernel writes rows outermost, so this is a view: heads come out in the order (group, kv head).
+    return attended_1KND.transpose(1, 2).reshape(num_tokens, group_size * num_kv_heads * head_dim)
+
+
+def probe_window_widths(
+    *, num_kv_heads: int, group_size: int, head_dim: int, device: torch.device, generator: torch.Generator
+) -> ExactWidths:
+    """Find the numbers of tokens per attention call that agree to the bit here, at short and long key lengths."""
+    num_tokens = KEY_BUCKET
+    position = 9 * KEY_BUCKET
+    cache = KeyValueCache(
+        capacity=position + num_tokens,
+        num_layers=1,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        spare_positions=0,
+        device=device,
+    )
+    keys_values_2KSD = cache.layers_2KSD[0]
+    keys_values_2KSD.copy_(torch.randn(keys_values_2KSD.shape, generator=generator))
+    queries_TGKD = torch.randn(num_tokens, group_size, num_kv_heads, head_dim, generator=generator).to(device)
+
+    def rows_at_width(width: int) -> list[torch.Tensor]:
+        widths = ExactWidths((width,))
+        runs = []
+        for first_position in (0, position):
+            windows = plan_windows(
+                first_position, num_tokens, group_size=group_size, sliding_window=None, widths=widths, device=device
+            )
+            views = {window.key_length: cache.keys_and_values(window.key_length)[0] for window in windows}
+            runs.append(attend(queries_TGKD, views, windows))
+        return [torch.cat(runs)]
+
+    return probe_exact_widths(WINDOW_CANDIDATES, rows_at_width, num_rows_needed=16)

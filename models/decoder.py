@@ -1,0 +1,370 @@
+"""The lean decoder-only transformer of the Llama family over a preallocated cache.
+
+Owns the forward pass and its widths. Knows nothing of files, text, rounds or streams.
+
+Few, large operations: at a handful of rows an eager operation costs more than its arithmetic.
+Every operation between the matrices rounds each element by itself (no fused multiply-add whose use depends
+on an element's place in memory), so a row's bits depend on the row alone; the matrices and the
+attention are called at widths that a probe found to agree (`models.block_width`).
+
+Shape suffixes: T tokens of this call, R logit rows, E hidden width, F feed-forward width, H all query heads'
+features, G queries a group, K key/value heads, D head dimension, S cache positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from models.attention import AttentionWindow, attend, plan_windows, probe_window_widths
+from models.block_width import ExactWidths, probe_exact_widths
+from models.causal_model import Cache
+from models.config import ModelConfig
+from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
+from models.kv_cache import KEY_BUCKET, KeyValueCache
+from models.linear import MatrixKinds, WeightKind
+from models.rope import RotaryTable
+
+DEFAULT_MAX_BLOCK = 256
+VERIFY_BLOCK = 17
+"""The widest call that shall be cheap: a proposal of sixteen tokens and the one before it."""
+WIDE_WIDTHS = (24, 32, 48, 64, 128, 256)
+"""Widths for prefill that the probe tries beside all narrow ones."""
+PROBED_LAYERS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CallWidths:
+    """Widths at which each part of the forward pass gives bit-identical rows on this machine."""
+
+    layers: ExactWidths
+    """Tokens per pass through the layers."""
+    attention: ExactWidths
+    """Tokens per attention call inside a pass."""
+    head: ExactWidths
+    """Rows per call of the output head."""
+
+
+class Decoder:
+    """A `models.causal_model.CausalModel` on one device; safe to call from any one thread at a time."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        *,
+        name: str,
+        device: torch.device,
+        max_block: int = DEFAULT_MAX_BLOCK,
+        widths: CallWidths | None = None,
+    ) -> None:
+        """Take packed weights; probes the widths unless they are given.
+
+        Raises:
+            ValueError: if `max_block` is below 1 or heads cannot be grouped.
+        """
+        if max_block < 1:
+            raise ValueError(f"max_block must be at least 1, got {max_block}")
+        if config.num_heads % config.num_kv_heads:
+            raise ValueError(f"num_heads {config.num_heads} must be a multiple of num_kv_heads {config.num_kv_heads}")
+        self.config = config
+        self._weights = weights
+        self._name = name
+        self._device = device
+        self._max_block = max_block
+        self._group_size = config.num_heads // config.num_kv_heads
+        self._rotary = RotaryTable(config.rope, config.head_dim, device)
+        # Rounded as float32 once; sum of squares plus width times epsilon is width times (mean square plus epsilon).
+        self._hidden_eps = config.rms_norm_eps * config.hidden_size
+        self._head_eps = config.rms_norm_eps * config.head_dim
+        self._widths = self._probe() if widths is None else widths
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: TensorSource,
+        *,
+        weights: WeightKind | MatrixKinds = WeightKind.FLOAT16,
+        max_block: int = DEFAULT_MAX_BLOCK,
+        device: str | torch.device = "cpu",
+        input_scales: Mapping[str, torch.Tensor] | None = None,
+    ) -> Decoder:
+        """Fuse and pack a checkpoint's tensors, then find the widths whose rows agree.
+
+        Args:
+            checkpoint: anything with `name`, `config`, `tensor(name)` and `has(name)`.
+            weights: one kind for all matrices, or a kind for each.
+            max_block: most tokens one `forward` call shall take.
+            device: float16 and int8 weights need the CPU.
+            input_scales: see `decoder_weights.load_weights`.
+
+        Raises:
+            ValueError: if an argument is out of range or the device lacks the weight kind.
+            CheckpointError: if a tensor is missing.
+        """
+        kinds = MatrixKinds.of(weights) if isinstance(weights, WeightKind) else weights
+        device = torch.device(device)
+        packed = load_weights(checkpoint, kinds, device, input_scales=input_scales)
+        return cls(checkpoint.config, packed, name=checkpoint.name, device=device, max_block=max_block)
+
+    def first_layers(self, num_layers: int) -> Decoder:
+        """A decoder of this one's first layers, final norm and head; shares all weights, has caches of its own.
+
+        Raises:
+            ValueError: if `num_layers` is not within 1 and this model's layers.
+        """
+        if not 1 <= num_layers <= self.config.num_layers:
+            raise ValueError(f"num_layers must be within 1 and {self.config.num_layers}, got {num_layers}")
+        return Decoder(
+            dataclasses.replace(self.config, num_layers=num_layers),
+            dataclasses.replace(self._weights, layers=self._weights.layers[:num_layers]),
+            name=f"{self._name} (first {num_layers} layers)",
+            device=self._device,
+            max_block=self._max_block,
+            widths=self._widths,
+        )
+
+    @property
+    def name(self) -> str:
+        """A name for messages and metrics."""
+        return self._name
+
+    @property
+    def vocab_size(self) -> int:
+        """Width V of a logit row."""
+        return self.config.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Most positions the model was made for."""
+        return self.config.context_length
+
+    @property
+    def max_block(self) -> int:
+        """Most tokens one `forward` call takes."""
+        return self._max_block
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids are expected and logits are returned."""
+        return self._device
+
+    @property
+    def widths(self) -> CallWidths:
+        """The widths in use; found with as many threads as the constructing or last probing thread had."""
+        return self._widths
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self._weights.num_bytes
+
+    def new_cache(self, capacity: int) -> KeyValueCache:
+        """An empty cache for one sequence of at most `capacity` tokens.
+
+        Raises:
+            ValueError: if `capacity` is below 1.
+        """
+        config = self.config
+        cache = KeyValueCache(
+            capacity=capacity,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            spare_positions=max(WIDE_WIDTHS),
+            device=self._device,
+        )
+        self._rotary.reserve(cache.num_positions)
+        return cache
+
+    @torch.inference_mode()
+    def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
+        """Append T tokens to the cache and return the logits of the last `num_logits` rows.
+
+        Args:
+            token_ids_T: int64, 1 <= T <= max_block, on `device`; position of the first is `cache.length`.
+            cache: one that this model's `new_cache` made.
+            num_logits: 0 <= num_logits <= T; 0 only fills the cache.
+
+        Returns:
+            logits_RV, float32. Made in inference mode: clone it before writing to it outside of that mode.
+
+        Raises:
+            ValueError: if T is 0, above `max_block`, does not fit into the cache, or `cache` is not this model's.
+        """
+        cache = self._check_call(token_ids_T, cache, num_logits)
+        num_tokens = token_ids_T.shape[0]
+        hidden_blocks = []
+        done = 0
+        for width in self._widths.layers.cover(num_tokens):
+            num_real = min(width, num_tokens - done)
+            block_ids_T = token_ids_T[done : done + num_real]
+            if num_real < width:
+                # Their rows lie beyond the length that is kept: no query ever sees them.
+                block_ids_T = F.pad(block_ids_T, (0, width - num_real))
+            hidden_TE = self._run_layers(block_ids_T, cache, self.config.num_layers, self._widths.attention)
+            cache.advance(num_real)
+            done += num_real
+            if done > num_tokens - num_logits:
+                hidden_blocks.append(hidden_TE[:num_real])
+        if num_logits == 0:
+            return torch.empty(0, self.vocab_size, device=self._device)
+        hidden_RE = hidden_blocks[0] if len(hidden_blocks) == 1 else torch.cat(hidden_blocks)
+        return self._logits(hidden_RE[-num_logits:], self._widths.head)
+
+    def _check_call(self, token_ids_T: torch.Tensor, cache: Cache, num_logits: int) -> KeyValueCache:
+        if token_ids_T.dim() != 1 or token_ids_T.dtype != torch.int64:
+            raise ValueError(
+                f"token_ids_T must be one dimension of int64, got {tuple(token_ids_T.shape)} of {token_ids_T.dtype}"
+            )
+        num_tokens = token_ids_T.shape[0]
+        if not 1 <= num_tokens <= self._max_block:
+            raise ValueError(f"token_ids_T must hold 1 to max_block = {self._max_block} tokens, got {num_tokens}")
+        if not 0 <= num_logits <= num_tokens:
+            raise ValueError(f"num_logits must be within 0 and the {num_tokens} tokens of the call, got {num_logits}")
+        config = self.config
+        shape = (config.num_layers, config.num_kv_heads, config.head_dim)
+        if not isinstance(cache, KeyValueCache) or cache.shape_LKD != shape:
+            raise ValueError("cache must come from this model's new_cache; this one is of another kind or shape")
+        if cache.length + num_tokens > cache.capacity:
+            raise ValueError(
+                f"{num_tokens} tokens do not fit behind {cache.length} in a cache of capacity {cache.capacity}; "
+                "roll back or make a larger cache"
+            )
+        return cache
+
+    def _run_layers(
+        self, token_ids_T: torch.Tensor, cache: KeyValueCache, num_layers: int, attention_widths: ExactWidths
+    ) -> torch.Tensor:
+        """Write T cache rows from `cache.length` on, without counting them; returns hidden_TE before the final norm."""
+        position, num_tokens = cache.length, token_ids_T.shape[0]
+        factors_T11F = self._rotary.factors(position, num_tokens)[:, None, None]
+        windows = plan_windows(
+            position,
+            num_tokens,
+            group_size=self._group_size,
+            sliding_window=self.config.sliding_window,
+            widths=attention_widths,
+            device=self._device,
+        )
+        views_by_length = {
+            window.key_length: cache.keys_and_values(window.key_length) for window in windows
+        }
+        hidden_TE = F.embedding(token_ids_T, self._weights.embedding_VE).float()
+        for index, layer in enumerate(self._weights.layers[:num_layers]):
+            rows_T2KD = cache.layers_2KSD[index][:, :, position : position + num_tokens].permute(2, 0, 1, 3)
+            keys_values = {length: views[index] for length, views in views_by_length.items()}
+            self._attention(layer, hidden_TE, factors_T11F, rows_T2KD, keys_values, windows)
+            self._feed_forward(layer, hidden_TE)
+        return hidden_TE
+
+    def _attention(
+        self,
+        layer: LayerWeights,
+        hidden_TE: torch.Tensor,
+        factors_T11F: torch.Tensor,
+        cache_rows_T2KD: torch.Tensor,
+        keys_values: dict[int, tuple[torch.Tensor, torch.Tensor]],
+        windows: list[AttentionWindow],
+    ) -> None:
+        group_size, config = self._group_size, self.config
+        qkv_TO = layer.qkv(_rms_norm(hidden_TE, layer.input_norm_E, self._hidden_eps))
+        qkv_TGKD = qkv_TO.view(hidden_TE.shape[0], group_size + 2, config.num_kv_heads, config.head_dim)
+        rotated_TGKD = qkv_TGKD[:, : group_size + 1]
+        if layer.head_norm_GKD is not None:
+            rotated_TGKD.copy_(_rms_norm(rotated_TGKD, layer.head_norm_GKD, self._head_eps))
+        torch.view_as_complex(rotated_TGKD.unflatten(-1, (-1, 2))).mul_(factors_T11F)
+        cache_rows_T2KD.copy_(qkv_TGKD[:, group_size:])
+        attended_TH = attend(qkv_TGKD[:, :group_size], keys_values, windows)
+        hidden_TE.add_(layer.output(attended_TH))
+
+    def _feed_forward(self, layer: LayerWeights, hidden_TE: torch.Tensor) -> None:
+        gate_TF, up_TF = layer.gate_up(_rms_norm(hidden_TE, layer.feedforward_norm_E, self._hidden_eps)).chunk(2, dim=-1)
+        hidden_TE.add_(layer.down(F.silu(gate_TF).mul_(up_TF)))
+
+    def _logits(self, hidden_RE: torch.Tensor, head_widths: ExactWidths) -> torch.Tensor:
+        num_rows = hidden_RE.shape[0]
+        cover = head_widths.cover(num_rows)
+        padding = sum(cover) - num_rows
+        if padding:
+            hidden_RE = F.pad(hidden_RE, (0, 0, 0, padding))
+        blocks = [
+            self._weights.head(_rms_norm(rows_RE, self._weights.final_norm_E, self._hidden_eps))
+            for rows_RE in hidden_RE.split(cover)
+        ]
+        logits_RV = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+        return logits_RV[:num_rows]
+
+    def probe(self) -> CallWidths:
+        """Find the widths again with this thread's number of threads, and use them from now on."""
+        self._widths = self._probe()
+        return self._widths
+
+    @torch.inference_mode()
+    def _probe(self) -> CallWidths:
+        generator = torch.Generator().manual_seed(0)
+        attention = probe_window_widths(
+            num_kv_heads=self.config.num_kv_heads,
+            group_size=self._group_size,
+            head_dim=self.config.head_dim,
+            device=self._device,
+            generator=generator,
+        )
+        head = self._probe_head(generator)
+        return CallWidths(layers=self._probe_layers(generator, attention), attention=attention, head=head)
+
+    def _probe_head(self, generator: torch.Generator) -> ExactWidths:
+        hidden_RE = torch.randn(VERIFY_BLOCK, self.config.hidden_size, generator=generator).to(self._device)
+
+        def rows_at_width(width: int) -> list[torch.Tensor]:
+            return [self._logits(hidden_RE, ExactWidths((width,)))]
+
+        return probe_exact_widths(range(1, VERIFY_BLOCK + 1), rows_at_width, VERIFY_BLOCK)
+
+    def _probe_layers(self, generator: torch.Generator, attention: ExactWidths) -> ExactWidths:
+        ids_T = torch.randint(self.config.vocab_size, (max(WIDE_WIDTHS),), generator=generator).to(self._device)
+        cache = self.new_cache(ids_T.shape[0])
+        narrowest = attention.narrowest
+
+        def hidden_rows(width: int, first: int, stop: int, rows_of_first_call: int) -> torch.Tensor:
+            cache.rollback(first)
+            rows = []
+            num_real = rows_of_first_call
+            while cache.length < stop:
+                block_ids_T = ids_T[cache.length : min(cache.length + num_real, stop)]
+                padded_T = F.pad(block_ids_T, (0, width - block_ids_T.shape[0]))
+                rows.append(self._run_layers(padded_T, cache, PROBED_LAYERS, attention)[: block_ids_T.shape[0]])
+                cache.advance(block_ids_T.shape[0])
+                num_real = width
+            return torch.cat(rows)
+
+        # Blocks start in the middle of a key bucket and cross into the next one.
+        first, stop = KEY_BUCKET - 14, KEY_BUCKET + 10
+        hidden_rows(max(16, narrowest), 0, first, max(16, narrowest))
+
+        def rows_at_width(width: int) -> list[torch.Tensor]:
+            # Each row is seen at two places within a call.
+            return [hidden_rows(width, first, stop, num_real) for num_real in {width, (width + 1) // 2}]
+
+        narrow = range(narrowest, max(narrowest, VERIFY_BLOCK) + 1)
+        chosen = probe_exact_widths(narrow, rows_at_width, VERIFY_BLOCK)
+        wide = [width for width in WIDE_WIDTHS if chosen.widest < width <= self._max_block]
+        if not wide:
+            return chosen
+        whole = ids_T.shape[0]
+        reference_TE = hidden_rows(chosen.widest, 0, whole, chosen.widest)
+        agreeing = [width for width in wide if torch.equal(hidden_rows(width, 0, whole, width), reference_TE)]
+        return ExactWidths((*chosen.widths, *agreeing))
+
+
+def _rms_norm(x: torch.Tensor, scaled_weight: torch.Tensor, eps_times_width: float) -> torch.Tensor:
+    """Root mean square norm (https://arxiv.org/abs/1910.07467) over the last dimension.
+
+    Five small exact operations beat `F.rms_norm` on a CPU, which runs in eight.
+    """
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norms.square_().add_(eps_times_width).sqrt_()
+    return (x / norms).mul_(scaled_weight)

@@ -1,0 +1,139 @@
+"""Matrices prepared once for one way of multiplying, then called with few rows many times.
+
+Owns the kinds of packed weights and the choice among them. Knows nothing of layers.
+
+Shape suffixes: T rows (tokens), I input features, O output features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from models.int8_linear import Int8Linear
+
+FLOAT16_MAX = 65504.0
+
+
+class WeightKind(Enum):
+    """How a matrix is kept and multiplied; activations are float32 outside it, always."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixKinds:
+    """A weight kind for each matrix of a decoder."""
+
+    qkv: WeightKind
+    output: WeightKind
+    gate_up: WeightKind
+    down: WeightKind
+    head: WeightKind
+
+    @classmethod
+    def of(cls, kind: WeightKind) -> MatrixKinds:
+        """The usual mix for `kind`: int8 leaves `down` in float16, whose inputs have the wildest outliers."""
+        down = WeightKind.FLOAT16 if kind is WeightKind.INT8 else kind
+        return cls(qkv=kind, output=kind, gate_up=kind, down=down, head=kind)
+
+
+class PackedLinear(Protocol):
+    """y_TO = x_TI @ weight_OI.T + bias_O, float32 in and out."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the packed weight and bias take."""
+        ...
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Multiply contiguous float32 rows; the result is the caller's."""
+        ...
+
+
+class Float32Linear:
+    """The plain product."""
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+        self._weight_OI = weight_OI
+        self._bias_O = bias_O
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self._weight_OI.nbytes + (0 if self._bias_O is None else self._bias_O.nbytes)
+
+    def shares_memory_with(self, tensor: torch.Tensor) -> bool:
+        """Whether the weight is `tensor` itself, as a tied head is its embedding."""
+        return self._weight_OI.data_ptr() == tensor.data_ptr()
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Multiply float32 rows."""
+        return F.linear(x_TI, self._weight_OI, self._bias_O)
+
+
+class Float16Linear:
+    """FBGEMM's product of float32 rows with a float16 weight, summed in float32."""
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+        largest = float(weight_OI.abs().max())
+        if not largest <= FLOAT16_MAX:
+            raise ValueError(f"float16 weights reach at most {FLOAT16_MAX}, got {largest}; use weights=float32")
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI, bias_O)
+        self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
+        self._num_bytes = 2 * weight_OI.numel() + (0 if bias_O is None else bias_O.nbytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the packed weight and the bias."""
+        return self._num_bytes
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Multiply float32 rows."""
+        y_TO: torch.Tensor = self._multiply(x_TI, self._packed)
+        return y_TO
+
+
+def pack_linear(
+    weight_OI: torch.Tensor,
+    bias_O: torch.Tensor | None,
+    kind: WeightKind,
+    *,
+    input_scale_I: torch.Tensor | None = None,
+) -> PackedLinear:
+    """Prepare `weight_OI` (any float dtype) for `kind`.
+
+    Args:
+        weight_OI: the matrix, on the device that will multiply it.
+        bias_O: added to each row, or None.
+        kind: how to keep it; float16 and int8 exist on the CPU only.
+        input_scale_I: what the caller has divided each input feature by; the weight takes it up,
+            so that the product stays the same (SmoothQuant, https://arxiv.org/abs/2211.10438).
+
+    Raises:
+        ValueError: if the weight is not a matrix, the scale does not fit it, float16 cannot hold
+            it, or the device has no such kind.
+    """
+    if weight_OI.dim() != 2:
+        raise ValueError(f"weight_OI must have 2 dimensions, got shape {tuple(weight_OI.shape)}")
+    if weight_OI.device.type != "cpu" and kind is not WeightKind.FLOAT32:
+        raise ValueError(f"weights={kind.value} needs the cpu, got device {weight_OI.device}; use weights=float32")
+    weight_OI = weight_OI.float().contiguous()
+    bias_O = None if bias_O is None else bias_O.float().contiguous()
+    if input_scale_I is not None:
+        if input_scale_I.shape != weight_OI.shape[1:]:
+            raise ValueError(
+                f"input_scale_I must have shape ({weight_OI.shape[1]},), got {tuple(input_scale_I.shape)}"
+            )
+        weight_OI = weight_OI * input_scale_I.float()
+    if kind is WeightKind.FLOAT32:
+        return Float32Linear(weight_OI, bias_O)
+    if kind is WeightKind.FLOAT16:
+        return Float16Linear(weight_OI, bias_O)
+    return Int8Linear(weight_OI, bias_O)
