@@ -1,0 +1,65 @@
+"""Free memory of a device.
+
+Owns `AvailableMemory` and where the figure comes from on each platform. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvailableMemory:
+    """Free memory of a device."""
+
+    num_bytes: int | None
+    """None where it cannot be known."""
+    reason: str
+    """Where the number comes from, or why there is none."""
+
+
+def available_memory(device: str | torch.device = "cpu") -> AvailableMemory:
+    """Free memory of a device now: CUDA's own figure, or what this process may still take of the machine's."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        try:
+            free, _ = torch.cuda.mem_get_info(device)
+        except (RuntimeError, AssertionError) as error:  # torch says so where it was built or started without CUDA
+            return AvailableMemory(num_bytes=None, reason=f"CUDA does not tell: {error}")
+        return AvailableMemory(num_bytes=free, reason=f"free on {device}")
+    if device.type != "cpu":
+        return AvailableMemory(num_bytes=None, reason=f"devices of type {device.type} do not tell")
+    found = [amount for amount in (_machine_memory(), _control_group_memory()) if amount.num_bytes is not None]
+    if not found:
+        return AvailableMemory(num_bytes=None, reason="this operating system does not tell")
+    return min(found, key=lambda amount: amount.num_bytes or 0)
+
+
+def _machine_memory() -> AvailableMemory:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return AvailableMemory(num_bytes=int(line.split()[1]) * 1024, reason="MemAvailable in /proc/meminfo")
+    except (OSError, ValueError, IndexError):
+        pass  # not Linux, or not readable: the portable call below knows a little less
+    try:
+        num_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError) as error:
+        return AvailableMemory(num_bytes=None, reason=f"the operating system does not tell: {error}")
+    return AvailableMemory(num_bytes=num_bytes, reason="free pages of the machine")
+
+
+def _control_group_memory(folder: Path = Path("/sys/fs/cgroup")) -> AvailableMemory:
+    """What a container's limit leaves (control groups, version 2); file pages that can be dropped count as free."""
+    try:
+        limit = int((folder / "memory.max").read_text())
+        used = int((folder / "memory.current").read_text())
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        droppable = int(statistics.get("inactive_file", 0))
+    except (OSError, ValueError):  # no control group, or "max": no limit
+        return AvailableMemory(num_bytes=None, reason="no memory limit on this control group")
+    return AvailableMemory(num_bytes=max(0, limit - used + droppable), reason="the container's memory limit")
