@@ -6,7 +6,6 @@ streaming, requests or models' weights.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +15,7 @@ from models.chat_template import render_chat_template
 from models.errors import CheckpointError, UnsupportedModelError
 from models.gguf_tokenizer import GgufTokenizerMetadata
 from models.gguf_tokenizer_cache import cached_gguf_backend
+from models.json_file import read_json_object
 
 if TYPE_CHECKING:
     import tokenizers
@@ -56,7 +56,7 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.bos_token_id = bos_token_id
         for name, token_id in [("bos", bos_token_id), *(("eos", token_id) for token_id in self.eos_token_ids)]:
-            if token_id is not None and (token_id < 0 or backend.id_to_token(token_id) is None):
+            if token_id is not None and _token(backend, token_id) is None:
                 raise CheckpointError(
                     f"the {name} token id {token_id} is not in the tokenizer's vocabulary of {self.vocab_size} ids"
                 )
@@ -73,7 +73,7 @@ class Tokenizer:
             UnsupportedModelError: if it needs code from the folder or has no `tokenizers` form.
         """
         folder = Path(folder)
-        settings = _read_json(folder / "tokenizer_config.json")
+        settings = _read_settings(folder / "tokenizer_config.json")
         auto_map = settings.get("auto_map")
         if isinstance(auto_map, dict) and "AutoTokenizer" in auto_map:
             raise UnsupportedModelError(
@@ -125,7 +125,7 @@ class Tokenizer:
         template_tokens = {
             f"{name}_token": token
             for name in ("bos", "eos", "unk", "pad")
-            if (token_id := named_ids[name]) is not None and (token := backend.id_to_token(token_id)) is not None
+            if (token_id := named_ids[name]) is not None and (token := _token(backend, token_id)) is not None
         }
         return cls(
             backend,
@@ -171,7 +171,7 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """The token as the vocabulary spells it, or None where no token has this id."""
-        return self._backend.id_to_token(token_id) if token_id >= 0 else None
+        return _token(self._backend, token_id)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with a beginning-of-sequence id if the tokenizer itself adds one.
@@ -229,23 +229,20 @@ class Tokenizer:
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    """A JSON object, empty where the file is missing."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} holds {type(content).__name__}, not an object")
-    return content
+def _token(backend: tokenizers.Tokenizer, token_id: int) -> str | None:
+    """The token of an id, None also for ids that the library cannot even represent."""
+    return backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+
+
+def _read_settings(path: Path) -> dict[str, object]:
+    """A JSON object, empty where there is no such file."""
+    return read_json_object(path) if path.exists() else {}
 
 
 def _folder_eos_token_ids(folder: Path, own_id: int | None) -> set[int]:
     found = set() if own_id is None else {own_id}
     for name in ("generation_config.json", "config.json"):
-        declared = _read_json(folder / name).get("eos_token_id")
+        declared = _read_settings(folder / name).get("eos_token_id")
         if declared is None:
             continue
         ids = declared if isinstance(declared, list) else [declared]
