@@ -7,14 +7,14 @@ stage comes to its value.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import torch
 
 from scheduler.settings import SamplingSettings, check_integer
 
 
-class FinishReason(Enum):
+class FinishReason(StrEnum):
     """Why a request ended (the OpenAI API's words)."""
 
     STOP = "stop"

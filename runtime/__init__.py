@@ -1,0 +1,55 @@
+"""Slipstream's public interface: text and messages in, text out.
+
+async with await Runtime.load() as runtime:
+    result = await runtime.generate("The capital of France is", max_tokens=16)
+    print(result.text)
+"""
+
+from __future__ import annotations
+
+from runtime.errors import (
+    CheckpointError,
+    ContextLengthError,
+    InsufficientMemoryError,
+    MissingDependencyError,
+    NonFiniteLogitsError,
+    PairError,
+    RuntimeClosedError,
+    SlipstreamError,
+    StreamClosedError,
+    UnsupportedModelError,
+)
+from runtime.load_settings import DraftKind, DraftSpec, LoadSettings, Mode
+from runtime.metrics import Metrics
+from runtime.options import GenerationKeywords, GenerationOptions
+from runtime.result import Chunk, GenerationResult
+from runtime.runtime import Runtime
+from runtime.token_stream import TokenStream
+from scheduler import FinishReason, TokenLogprob, Verification
+
+__all__ = [
+    "CheckpointError",
+    "Chunk",
+    "ContextLengthError",
+    "DraftKind",
+    "DraftSpec",
+    "FinishReason",
+    "GenerationKeywords",
+    "GenerationOptions",
+    "GenerationResult",
+    "InsufficientMemoryError",
+    "LoadSettings",
+    "Metrics",
+    "MissingDependencyError",
+    "Mode",
+    "NonFiniteLogitsError",
+    "PairError",
+    "Runtime",
+    "RuntimeClosedError",
+    "SlipstreamError",
+    "StreamClosedError",
+    "TokenLogprob",
+    "TokenStream",
+    "UnsupportedModelError",
+    "Verification",
+]

@@ -1,0 +1,166 @@
+"""How a runtime is set up, checked before anything is opened.
+
+Owns `LoadSettings` and the spelling of draft sources. Knows nothing of checkpoints or lanes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from models import WeightKind
+from scheduler import Verification, check_integer, check_number
+
+MAX_GAMMA = 15
+DEFAULT_MAX_GAMMA = 8
+ADAPTIVE = "adaptive"
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+class Mode(StrEnum):
+    """How rounds are run."""
+
+    PLAIN = "plain"
+    """One token a step; drafts are not even loaded."""
+    SEQUENTIAL = "sequential"
+    """Propose, verify, commit, repeat."""
+
+
+class DraftKind(StrEnum):
+    """Where proposals come from."""
+
+    NGRAM = "ngram"
+    EARLY_EXIT = "early-exit"
+    MODEL = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftSpec:
+    """One draft source."""
+
+    kind: DraftKind
+    source: str | Path | None = None
+    """MODEL: a folder, a hub id or a GGUF file."""
+    num_layers: int | None = None
+    """EARLY_EXIT: how many of the target's layers; None takes about a fifth."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSettings:
+    """The options of `Runtime.load`.
+
+    Raises:
+        TypeError: if an option has the wrong type.
+        ValueError: if a value lies outside its limits.
+    """
+
+    target: str | Path | None = None
+    """A folder, a hub id or a GGUF file; None is the demo model."""
+    draft: str | Path | Sequence[str | Path] | None = "auto"
+    """`auto` (n-gram, and for the demo model early exit), `none`, `ngram`, `early-exit`, `early-exit:K`, a model,
+    or a list of these; the first one with something to propose is heard."""
+    mode: Mode | str = Mode.SEQUENTIAL
+    gamma: int | str = ADAPTIVE
+    """Tokens proposed a round: a number, or `adaptive` by measured costs and acceptance."""
+    max_gamma: int = DEFAULT_MAX_GAMMA
+    """Upper limit of adaptive gamma."""
+    weights: WeightKind | str = WeightKind.FLOAT16
+    threads: int | None = None
+    """Intra-op threads of model work; None takes torch's own choice."""
+    context_length: int | None = None
+    """Most tokens of prompt and output together; None takes the model's own, at most 8192."""
+    warmup_tokens: int = 0
+    """Tokens at the start of each output that are decoded without proposals."""
+    acceptance_threshold: float = 0.4
+    """Below this rolling acceptance rate one warning is logged; 0 never warns."""
+    verification: Verification | None = None
+    """Default rule of requests that name none."""
+    device: str = "auto"
+    """`auto` or `cpu`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", _choice("mode", Mode, self.mode))
+        object.__setattr__(self, "weights", _choice("weights", WeightKind, self.weights))
+        if self.gamma != ADAPTIVE:
+            if isinstance(self.gamma, str):
+                raise ValueError(
+                    f"gamma must be {ADAPTIVE!r} or a number between 0 and {MAX_GAMMA}, got {self.gamma!r}"
+                )
+            check_integer(
+                "gamma", self.gamma, low=0, high=MAX_GAMMA, advice=f"or {ADAPTIVE!r} to choose by measurement"
+            )
+        check_integer("max_gamma", self.max_gamma, low=0, high=MAX_GAMMA, advice=f"{DEFAULT_MAX_GAMMA} is the default")
+        if self.threads is not None:
+            advice = "None takes torch's own choice"
+            check_integer("threads", self.threads, low=1, high=max(64, 2 * (os.cpu_count() or 1)), advice=advice)
+        if self.context_length is not None:
+            check_integer("context_length", self.context_length, low=2, advice="None takes the model's own")
+        check_integer("warmup_tokens", self.warmup_tokens, low=0, advice="0 proposes from the first token on")
+        check_number("acceptance_threshold", self.acceptance_threshold, low=0.0, high=1.0, advice="0 never warns")
+        if self.device not in ("auto", "cpu"):
+            raise ValueError(f"device must be 'auto' or 'cpu' in this version, got {self.device!r}")
+        if self.target is not None and not isinstance(self.target, (str, Path)):
+            raise TypeError(f"target must be a path or a hub id, not {type(self.target).__name__}")
+        self.draft_specs()
+
+    @property
+    def fixed_gamma(self) -> int | None:
+        """The fixed gamma, or None where it adapts."""
+        return self.gamma if isinstance(self.gamma, int) else None
+
+    @property
+    def gamma_limit(self) -> int:
+        """Most tokens a round can propose."""
+        return self.max_gamma if self.fixed_gamma is None else self.fixed_gamma
+
+    def draft_specs(self) -> tuple[DraftSpec, ...]:
+        """The draft sources in the order in which they are asked."""
+        if self.mode is Mode.PLAIN or self.draft is None:
+            return ()
+        drafts = [self.draft] if isinstance(self.draft, (str, Path)) else list(self.draft)
+        specs = tuple(spec for draft in drafts for spec in _draft_specs(draft, is_demo=self.target is None))
+        for kind in (DraftKind.NGRAM, DraftKind.EARLY_EXIT):
+            if sum(spec.kind is kind for spec in specs) > 1:
+                raise ValueError(f"draft names {kind.value} twice; once is enough")
+        return specs
+
+
+def _draft_specs(draft: object, *, is_demo: bool) -> tuple[DraftSpec, ...]:
+    if isinstance(draft, Path):
+        return (DraftSpec(kind=DraftKind.MODEL, source=draft),)
+    if not isinstance(draft, str):
+        raise TypeError(f"draft must be a name, a path or a list of these, not {type(draft).__name__}")
+    if not draft:
+        raise ValueError("draft may not be empty; 'none' decodes without one")
+    if draft == "none":
+        return ()
+    if draft == "auto":
+        auto = (DraftSpec(kind=DraftKind.NGRAM),)
+        return (*auto, DraftSpec(kind=DraftKind.EARLY_EXIT)) if is_demo else auto
+    if draft == DraftKind.NGRAM:
+        return (DraftSpec(kind=DraftKind.NGRAM),)
+    name, _, count = draft.partition(":")
+    if name != DraftKind.EARLY_EXIT:
+        return (DraftSpec(kind=DraftKind.MODEL, source=draft),)
+    if not count:
+        return (DraftSpec(kind=DraftKind.EARLY_EXIT),)
+    if not count.isdecimal() or int(count) < 1:
+        raise ValueError(f"draft {draft!r} must name a number of layers, as in 'early-exit:4'")
+    return (DraftSpec(kind=DraftKind.EARLY_EXIT, num_layers=int(count)),)
+
+
+def _choice(name: str, kind: type[Choice], value: object) -> Choice:
+    if isinstance(value, kind):
+        return value
+    names = ", ".join(repr(member.value) for member in kind)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {names}, not {type(value).__name__}")
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"{name} must be one of {names}, got {value!r}") from None

@@ -1,0 +1,72 @@
+"""One request at a time, in the order of their calls.
+
+Owns the queue of waiting requests. Unlike `asyncio.Lock` it belongs to no event loop, so a runtime may be used
+under one `asyncio.run` after another, and from loops on several threads. Knows nothing of what a request does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+
+class _Waiter:
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self.loop.create_future()
+
+    def wake(self) -> bool:
+        """Schedule the wake-up; False if this waiter's loop is gone."""
+        try:
+            self.loop.call_soon_threadsafe(self._resolve)
+        except RuntimeError:
+            return False
+        return True
+
+    def _resolve(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class RequestQueue:
+    """A first-come, first-served lock for tasks of any loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: deque[_Waiter] = deque()
+        self._owner: _Waiter | object | None = None
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._waiters)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[None, None]:
+        """Wait for one's turn, and hand it on at the end; a cancelled waiter leaves the queue."""
+        waiter = _Waiter()
+        with self._lock:
+            free = self._owner is None
+            if free:
+                self._owner = waiter
+            else:
+                self._waiters.append(waiter)
+        try:
+            if not free:
+                await waiter.future
+            yield
+        finally:
+            self._leave(waiter)
+
+    def _leave(self, waiter: _Waiter) -> None:
+        with self._lock:
+            if self._owner is not waiter:
+                self._waiters.remove(waiter)
+                return
+            self._owner = None
+            while self._waiters and self._owner is None:
+                following = self._waiters.popleft()
+                if following.wake():
+                    self._owner = following

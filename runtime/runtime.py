@@ -1,0 +1,195 @@
+"""The public entrance: load a pair once, then generate and stream.
+
+Owns a runtime's life and the order of its requests. Knows nothing of streams, lanes or kernels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from models import Tokenizer
+from runtime.engine import Engine, build_engine
+from runtime.errors import ContextLengthError, RuntimeClosedError
+from runtime.load_settings import LoadSettings
+from runtime.metrics import MetricsRecorder
+from runtime.options import GenerationKeywords, GenerationOptions, check_names
+from runtime.request_queue import RequestQueue
+from runtime.result import Chunk, GenerationResult
+from runtime.token_stream import TokenStream
+from runtime.transcript import Transcript
+from scheduler import AcceptanceMonitor, DecodeRequest, FinishReason
+
+Message = Mapping[str, object]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class Runtime:
+    """One target with its drafts, serving one request at a time in the order of the calls.
+
+        async with await Runtime.load() as runtime:
+            result = await runtime.generate("The capital of France is", max_tokens=16)
+
+    Usable from any event loop, one after the other or several at once.
+    """
+
+    def __init__(self, engine: Engine, settings: LoadSettings) -> None:
+        """Wrap a loaded engine; `Runtime.load` is the usual way."""
+        self._engine = engine
+        self._settings = settings
+        self._queue = RequestQueue()
+        self._monitor = AcceptanceMonitor(threshold=settings.acceptance_threshold)
+        self._closed = False
+
+    @classmethod
+    async def load(cls, target: str | None = None, **options: Any) -> Runtime:
+        """Load a target and its drafts; `LoadSettings` explains the options.
+
+        Raises:
+            TypeError, ValueError: for options of the wrong name, type or value.
+            SlipstreamError: if a model cannot be loaded or paired.
+        """
+        check_names(options, LoadSettings)
+        settings = LoadSettings(target=target, **options)
+        return cls(await build_engine(settings), settings)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let the request that runs finish its round, refuse all others, and end the workers; idempotent."""
+        self._closed = True
+        await self._engine.close()
+
+    @property
+    def settings(self) -> LoadSettings:
+        """The settings in effect."""
+        return self._settings
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The target's tokenizer."""
+        return self._engine.tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and output together."""
+        return self._engine.context_length
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Rolling acceptance rate over all recent requests; None before anything was proposed."""
+        return self._monitor.acceptance_rate
+
+    async def generate(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> GenerationResult:
+        """Generate a whole output.
+
+        Args:
+            prompt: text, token ids, or chat messages (`{"role": ..., "content": ...}`).
+            **options: see `GenerationOptions`.
+
+        Raises:
+            TypeError, ValueError: for a bad prompt or option.
+            ContextLengthError: if the prompt leaves no room in the context.
+            RuntimeClosedError: if the runtime was closed.
+        """
+        chunks = self._chunks(prompt, self._checked(options))
+        try:
+            return GenerationResult.from_chunks([chunk async for chunk in chunks])
+        finally:
+            await chunks.aclose()
+
+    def stream(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> TokenStream:
+        """Generate chunk by chunk, one a round; use as `async with`, so that leaving it stops the work.
+
+        Raises:
+            as `generate`: options at once, the rest on entering or reading.
+        """
+        return TokenStream(self._chunks(prompt, self._checked(options)))
+
+    def _checked(self, options: Mapping[str, Any]) -> GenerationOptions:
+        if self._closed:
+            raise RuntimeClosedError("this runtime was closed; load a new one")
+        if options.get("verification") is None and self._settings.verification is not None:
+            options = {**options, "verification": self._settings.verification}
+        return GenerationOptions.from_keywords(options)
+
+    async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:
+        recorder = MetricsRecorder(self._engine.draft_names)
+        prompt_ids = await self._encode(prompt)
+        request = self._request(prompt_ids, options)
+        async with self._queue.turn():
+            if self._closed:
+                raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
+            recorder.start()
+            recorder.add_prefill(await self._engine.loop.prefill(request))
+            transcript = Transcript(self.tokenizer, options.stop, include_stop=options.include_stop_str_in_output)
+            rounds = self._engine.loop.rounds(request)
+            try:
+                async for report in rounds:
+                    piece = transcript.push(report.token_ids, last=report.finish_reason is not None)
+                    recorder.add_round(report, piece.num_tokens)
+                    self._monitor.observe(report.num_proposed, report.num_accepted)
+                    finish_reason = FinishReason.STOP if piece.stopped else report.finish_reason
+                    yield Chunk(
+                        text=piece.text,
+                        token_ids=report.token_ids[: piece.num_tokens],
+                        logprobs=report.logprobs[: piece.num_tokens],
+                        finish_reason=finish_reason,
+                        metrics=None if finish_reason is None else recorder.snapshot(acceptance_low=self._monitor.low),
+                    )
+                    if finish_reason is not None:
+                        return
+            finally:
+                await rounds.aclose()
+
+    async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of any kind of prompt, off the event loop: a long text takes milliseconds."""
+        if isinstance(prompt, str):
+            return tuple(await asyncio.to_thread(self.tokenizer.encode, prompt))
+        if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
+            raise TypeError(f"prompt must be text, token ids or chat messages, not {type(prompt).__name__}")
+        if all(isinstance(item, Mapping) for item in prompt) and prompt:
+            return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, prompt))
+        return tuple(_checked_ids(prompt, self._engine.target.model.vocab_size))
+
+    def _request(self, prompt_ids: tuple[int, ...], options: GenerationOptions) -> DecodeRequest:
+        if not prompt_ids:
+            start = self.tokenizer.bos_token_id
+            raise ValueError(
+                "prompt is empty, and a model can only continue something; give at least one token"
+                + ("" if start is None else f", such as the beginning-of-text token [{start}]")
+            )
+        if len(prompt_ids) >= self.context_length:
+            raise ContextLengthError(
+                f"prompt has {len(prompt_ids)} tokens and leaves no room in a context of {self.context_length}; "
+                "shorten it, or load with a larger context_length if the model allows one"
+            )
+        eos_ids = frozenset[int]() if options.ignore_eos else self.tokenizer.eos_token_ids
+        return DecodeRequest(
+            prompt_ids=prompt_ids,
+            settings=options.sampling_settings(),
+            max_tokens=options.max_tokens,
+            stop_ids=eos_ids | frozenset(options.stop_token_ids),
+            num_logprobs=options.logprobs,
+        )
+
+
+def _checked_ids(prompt: Sequence[object], vocab_size: int) -> list[int]:
+    token_ids = []
+    for index, token_id in enumerate(prompt):
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise TypeError(
+                f"prompt[{index}] must be a token id (or all items chat messages), not {type(token_id).__name__}"
+            )
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"prompt[{index}] must be a token id below {vocab_size}, got {token_id}")
+        token_ids.append(token_id)
+    return token_ids
