@@ -6,6 +6,7 @@ header is `gguf_file`'s, the numbers are `ggml_type`'s.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +23,7 @@ from models.fingerprint import WeightFile, fingerprint_files
 from models.ggml_type import dequantize
 from models.gguf_config import parse_gguf_config
 from models.gguf_file import GgufFile, GgufTensor
+from models.settings_reader import MAX_DIMENSION
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
@@ -71,7 +73,7 @@ class GgufCheckpoint(Checkpoint):
             self.metadata,
             tensor_names=tensors.keys(),
             vocab_size=embedding.shape[0],
-            rope_divisors=None if divisors is None else tuple(self._read(divisors).flatten().tolist()),
+            rope_divisors=None if divisors is None else self._read_divisors(divisors),
             origin=str(path),
         )
         self._tensors = {_hugging_face_name(name): tensor for name, tensor in tensors.items()}
@@ -107,6 +109,11 @@ class GgufCheckpoint(Checkpoint):
         if self.config.family is Family.LLAMA and ".self_attn.k_proj." in name:
             return self.config.num_kv_heads
         return None
+
+    def _read_divisors(self, tensor: GgufTensor) -> tuple[float, ...]:
+        if math.prod(tensor.shape) > MAX_DIMENSION:
+            raise CheckpointError(f"{self._file.path}: the tensor {tensor.name} has the shape {tensor.shape}")
+        return tuple(self._read(tensor).flatten().tolist())
 
     def _read(self, tensor: GgufTensor, *, heads: int | None = None) -> torch.Tensor:
         rows = self._file.rows(tensor)

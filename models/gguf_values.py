@@ -31,6 +31,7 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
+_KNOWN_TYPES = {*_NUMBERS, _STRING, _ARRAY, _BOOL}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -94,6 +95,8 @@ class GgufCursor:
         if depth > MAX_ARRAY_DEPTH:
             raise self.error(f"{what} nests arrays more than {MAX_ARRAY_DEPTH} deep")
         type_code, count = self.u32(what), self.u64(what)
+        if type_code not in _KNOWN_TYPES:
+            raise self.error(f"{what} is an array of the value type {type_code}, which does not exist")
         if count > self._elements_left:
             raise self.error(f"{what} has {count} elements; a header may hold {MAX_ARRAY_ELEMENTS} in all")
         self._elements_left -= count

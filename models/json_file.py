@@ -10,7 +10,7 @@ from pathlib import Path
 
 from models.errors import CheckpointError
 
-MAX_JSON_BYTES = 64 << 20
+MAX_JSON_BYTES = 16 << 20
 """Largest file read; the index of a model with thousands of tensors is about 1 MiB."""
 
 

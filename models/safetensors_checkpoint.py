@@ -17,13 +17,14 @@ from models.decoder_tensors import EMBEDDING, HEAD, check_tensors
 from models.errors import CheckpointError
 from models.fingerprint import WeightFile, fingerprint_files
 from models.hf_config import read_config
-from models.json_file import read_json_object
+from models.json_file import MAX_JSON_BYTES, read_json_object
 from models.safetensors_file import SafetensorsHeader, read_safetensors_header
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 SINGLE_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
 
 
@@ -46,11 +47,14 @@ class SafetensorsCheckpoint(Checkpoint):
         check_tensors(self.config, shapes, str(folder))
         self.weight_bytes = sum(header.data_bytes for header in headers)
         self.fingerprint = fingerprint_files(
-            [WeightFile(header.path, header.header_bytes) for header in headers],
-            (folder / "config.json").read_bytes(),
+            [
+                WeightFile(folder / CONFIG_FILE, MAX_JSON_BYTES),
+                *(WeightFile(header.path, header.header_bytes) for header in headers),
+            ]
         )
-        self._stack = ExitStack()
-        self._readers: dict[Path, Any] | None = {}
+        with ExitStack() as stack:
+            self._readers = {header.path: _open_reader(header.path, stack) for header in headers}
+            self._open_files = stack.pop_all()
 
     def has(self, name: str) -> bool:
         return self._stored_name(name) in self._files
@@ -59,7 +63,9 @@ class SafetensorsCheckpoint(Checkpoint):
         path = self._files.get(self._stored_name(name))
         if path is None:
             raise CheckpointError(f"{self.name} has no tensor {name}")
-        tensor: torch.Tensor = self._reader(path).get_tensor(self._stored_name(name))
+        if path not in self._readers:
+            raise CheckpointError(f"{self.name} was closed")
+        tensor: torch.Tensor = self._readers[path].get_tensor(self._stored_name(name))
         return tensor
 
     def tokenizer(self) -> Tokenizer:
@@ -68,28 +74,25 @@ class SafetensorsCheckpoint(Checkpoint):
         return Tokenizer.from_folder(self.folder)
 
     def close(self) -> None:
-        self._readers = None
-        self._stack.close()
+        self._readers = {}
+        self._open_files.close()
 
     def _stored_name(self, name: str) -> str:
         return EMBEDDING if name == HEAD and self.config.tie_embeddings else name
 
-    def _reader(self, path: Path) -> Any:  # safetensors' reader has no types
-        from safetensors import SafetensorError, safe_open
 
-        if self._readers is None:
-            raise CheckpointError(f"{self.name} was closed")
-        if path not in self._readers:
-            try:
-                self._readers[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"cannot read {path}: {error}") from error
-        return self._readers[path]
+def _open_reader(path: Path, stack: ExitStack) -> Any:  # safetensors' reader has no types
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return stack.enter_context(safe_open(path, framework="pt"))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
 
 
 def _read_headers(folder: Path) -> list[SafetensorsHeader]:
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(_missing_message(folder, "config.json"))
+    if not (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(_missing_message(folder, CONFIG_FILE))
     if (folder / SINGLE_FILE).is_file():
         return [read_safetensors_header(folder / SINGLE_FILE)]
     if (folder / INDEX_FILE).is_file():
@@ -129,11 +132,14 @@ def _check_file_name(index_path: Path, file_name: object) -> None:
 
 
 def _missing_message(folder: Path, wanted: str) -> str:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    try:
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+    except OSError as error:
+        return f"cannot read {folder}: {error.strerror or error}"
     gguf_files = [path.name for path in files if path.suffix.lower() == ".gguf"]
     if gguf_files:
         return f"{folder} has no {wanted}; give one of its GGUF files itself: {', '.join(gguf_files[:5])}"
     weights = [path for path in files if path.suffix.lower() in PICKLE_SUFFIXES]
     if weights and wanted == SINGLE_FILE:
         return f"{folder} has no {SINGLE_FILE}: {pickle_message(weights[0])}"
-    return f"{folder} has no {wanted}; a checkpoint has config.json, tokenizer.json and {SINGLE_FILE} or {INDEX_FILE}"
+    return f"{folder} has no {wanted}; a checkpoint has {CONFIG_FILE}, tokenizer.json and {SINGLE_FILE} or {INDEX_FILE}"

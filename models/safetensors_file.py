@@ -16,8 +16,8 @@ from typing import TypeGuard
 from models.errors import CheckpointError, UnsupportedModelError
 from models.json_file import parse_json_object
 
-MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+MAX_HEADER_BYTES = 16 << 20
+"""Far above what a decoder needs, about 150 bytes a tensor; low enough to parse a hostile header in little memory."""
 MAX_DIMENSIONS = 8
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 """Element sizes of the types that weights may have."""
