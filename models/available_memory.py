@@ -11,6 +11,9 @@ from pathlib import Path
 
 import torch
 
+MEMORY_FILE = Path("/proc/meminfo")
+CONTROL_GROUP_FOLDER = Path("/sys/fs/cgroup")
+
 
 @dataclass(frozen=True, kw_only=True)
 class AvailableMemory:
@@ -33,17 +36,17 @@ def available_memory(device: str | torch.device = "cpu") -> AvailableMemory:
         return AvailableMemory(num_bytes=free, reason=f"free on {device}")
     if device.type != "cpu":
         return AvailableMemory(num_bytes=None, reason=f"devices of type {device.type} do not tell")
-    found = [amount for amount in (_machine_memory(), _control_group_memory()) if amount.num_bytes is not None]
-    if not found:
-        return AvailableMemory(num_bytes=None, reason="this operating system does not tell")
-    return min(found, key=lambda amount: amount.num_bytes or 0)
+    machine, container = _machine_memory(), _control_group_memory()
+    if container.num_bytes is None or (machine.num_bytes is not None and machine.num_bytes < container.num_bytes):
+        return machine
+    return container
 
 
 def _machine_memory() -> AvailableMemory:
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in MEMORY_FILE.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return AvailableMemory(num_bytes=int(line.split()[1]) * 1024, reason="MemAvailable in /proc/meminfo")
+                return AvailableMemory(num_bytes=int(line.split()[1]) * 1024, reason=f"MemAvailable in {MEMORY_FILE}")
     except (OSError, ValueError, IndexError):
         pass  # not Linux, or not readable: the portable call below knows a little less
     try:
@@ -53,12 +56,12 @@ def _machine_memory() -> AvailableMemory:
     return AvailableMemory(num_bytes=num_bytes, reason="free pages of the machine")
 
 
-def _control_group_memory(folder: Path = Path("/sys/fs/cgroup")) -> AvailableMemory:
+def _control_group_memory() -> AvailableMemory:
     """What a container's limit leaves (control groups, version 2); file pages that can be dropped count as free."""
     try:
-        limit = int((folder / "memory.max").read_text())
-        used = int((folder / "memory.current").read_text())
-        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        limit = int((CONTROL_GROUP_FOLDER / "memory.max").read_text())
+        used = int((CONTROL_GROUP_FOLDER / "memory.current").read_text())
+        statistics = dict(line.split() for line in (CONTROL_GROUP_FOLDER / "memory.stat").read_text().splitlines())
         droppable = int(statistics.get("inactive_file", 0))
     except (OSError, ValueError):  # no control group, or "max": no limit
         return AvailableMemory(num_bytes=None, reason="no memory limit on this control group")
