@@ -5,29 +5,41 @@ Owns the running estimate that gamma policies read. Knows nothing of models or l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 _SMOOTHING = 0.1
 """Weight of the newest measurement; single steps on a shared machine are noisy."""
+_LEAST_MS = 1e-6
+"""What a step costs that the clock could not see; policies divide by costs."""
 
 
 class BlockCosts:
     """Milliseconds by block width, measured at load and refreshed by every round."""
 
-    def __init__(self, measured_ms: dict[int, float] | None = None) -> None:
-        self._ms = dict(measured_ms or {})
+    def __init__(self, measured_ms: Mapping[int, float] | None = None) -> None:
+        self._ms: dict[int, float] = {}
+        self.calibrate(measured_ms or {})
+
+    def calibrate(self, measured_ms: Mapping[int, float]) -> None:
+        """Forget everything and start from these measurements."""
+        self._ms = {width: max(elapsed_ms, _LEAST_MS) for width, elapsed_ms in measured_ms.items()}
 
     def record(self, width: int, elapsed_ms: float) -> None:
         """Take in one measurement."""
-        known_ms = self._ms.get(width)
-        if known_ms is None:
+        elapsed_ms = max(elapsed_ms, _LEAST_MS)
+        if not self._ms or not min(self._ms) <= width <= max(self._ms):
             self._ms[width] = elapsed_ms
-        else:
-            # One slow step (another process, a page fault) must not count for many rounds.
-            self._ms[width] += _SMOOTHING * (min(elapsed_ms, 3 * known_ms) - known_ms)
+            return
+        # One slow step (another process, a page fault) must not count for many rounds, least of all where it is the
+        # first of its width: a width that looks dear is not chosen, and so not measured again.
+        known_ms = self._known(width)
+        self._ms[width] = known_ms + _SMOOTHING * (min(elapsed_ms, 3 * known_ms) - known_ms)
 
     def estimate(self, width: int) -> float | None:
         """Expected milliseconds of a block; interpolated between measured widths, None if nothing was measured."""
-        if not self._ms:
-            return None
+        return self._known(width) if self._ms else None
+
+    def _known(self, width: int) -> float:
         if width in self._ms:
             return self._ms[width]
         widths = sorted(self._ms)

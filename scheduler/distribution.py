@@ -21,6 +21,8 @@ from scheduler.history import TokenHistory
 from scheduler.noise import Purpose, gumbel_noise
 from scheduler.settings import SamplingSettings
 
+_SMALLEST_TEMPERATURE = 1e-30
+"""Smaller ones act as this one; float32 would round the smallest to 0 and divide by it."""
 _NUM_SORTED = 1024
 """Tokens sorted before top-p resorts to the whole vocabulary; a full sort costs about ten times as much."""
 
@@ -116,7 +118,7 @@ class SamplingLaw:
                 log_weights_C=torch.zeros(1, device=logits_V.device),
             )
         # The largest becomes 0 first, so that no temperature, however small, can overflow.
-        scaled_V = (logits_V - largest) / self.settings.temperature
+        scaled_V = (logits_V - largest) / max(self.settings.temperature, _SMALLEST_TEMPERATURE)
         if not self.settings.has_filters:
             ids_V = _all_ids(self.vocab_size, logits_V.device)
             return Distribution(vocab_size=self.vocab_size, token_ids_C=ids_V, log_weights_C=scaled_V)
@@ -148,28 +150,30 @@ class SamplingLaw:
         return logits_V - settings.presence_penalty * (counts.in_output_V > 0)
 
     def _filtered(self, scaled_V: torch.Tensor) -> torch.Tensor:
-        """Ids that min-p, top-k and top-p leave, ascending; the most likely one always stays."""
+        """Ids that min-p, top-k and top-p leave, ascending; the most likely one always stays.
+
+        Each filter is a threshold, so tokens that tie with the last one kept are kept as well: what stays never depends
+        on the order in which a device happens to sort equals.
+        """
         settings = self.settings
         kept_V = scaled_V > float("-inf")
         if settings.min_p > 0:
             kept_V &= scaled_V.exp() >= settings.min_p
-        if settings.top_k > 0 or settings.top_p < 1:
-            kept_V &= self._nucleus(scaled_V.masked_fill(~kept_V, float("-inf")))
+        if 0 < settings.top_k < self.vocab_size:
+            kept_V &= scaled_V >= torch.topk(scaled_V, settings.top_k).values[-1]
+        if settings.top_p < 1:
+            kept_V &= scaled_V >= self._nucleus_edge(scaled_V.masked_fill(~kept_V, float("-inf")))
         return kept_V.nonzero().squeeze(-1)
 
-    def _nucleus(self, scaled_V: torch.Tensor) -> torch.Tensor:
-        """Mask of the top-k and, among these, of the smallest set whose probabilities reach top-p."""
-        limit = min(self.settings.top_k or self.vocab_size, self.vocab_size)
-        mask_V = torch.zeros_like(scaled_V, dtype=torch.bool)
-        if self.settings.top_p == 1:
-            mask_V[torch.topk(scaled_V, limit).indices] = True
-            return mask_V
+    def _nucleus_edge(self, scaled_V: torch.Tensor) -> torch.Tensor:
+        """The least likely value of the smallest set of most likely tokens whose probabilities reach top-p."""
+        wanted = self.settings.top_p * float(scaled_V.exp().sum())
         # Sorting all is slow and seldom needed: the largest few mostly reach top-p of the whole.
-        num_sorted = min(limit, _NUM_SORTED) if limit == self.vocab_size else limit
-        sorted_C, order_C = torch.topk(scaled_V, num_sorted)
-        wanted = self.settings.top_p * float((scaled_V if limit == self.vocab_size else sorted_C).exp().sum())
-        if num_sorted < limit and float(sorted_C.exp().sum()) < wanted:
-            sorted_C, order_C = torch.topk(scaled_V, limit)
+        num_sorted = min(self.settings.top_k or _NUM_SORTED, self.vocab_size)
+        sorted_C = torch.topk(scaled_V, num_sorted).values
+        if num_sorted < self.vocab_size and float(sorted_C.exp().sum()) < wanted:
+            sorted_C = torch.sort(scaled_V, descending=True).values
         weights_C = sorted_C.exp()
-        mask_V[order_C[weights_C.cumsum(0) - weights_C < wanted]] = True
-        return mask_V
+        num_kept = int((weights_C.cumsum(0) - weights_C < wanted).sum())
+        # A top-p that float32 cannot tell from 0 still keeps one.
+        return sorted_C[max(num_kept, 1) - 1]

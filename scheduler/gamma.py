@@ -107,19 +107,23 @@ class AdaptiveGamma:
             self._rounds_off = 0
             return gamma
         self._rounds_off += 1
-        if self._rounds_off <= self._pause:
-            return 0
-        self._rounds_off = 0
-        self._pause = min(2 * self._pause, _LAST_PROBE)
-        return 1
+        return int(self._probing)
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Update the acceptance estimate; a success shortens the pause again."""
         if num_proposed == 0:
             return
         self.estimate.observe(num_proposed, num_accepted)
+        if self._probing:
+            self._rounds_off = 0
+            self._pause = min(2 * self._pause, _LAST_PROBE)
         if num_accepted == num_proposed:
             self._pause = _FIRST_PROBE
+
+    @property
+    def _probing(self) -> bool:
+        """Whether it is time to look again; a source that first has to catch up is asked until it has an answer."""
+        return self._rounds_off > self._pause
 
     def _best(self) -> int:
         step_ms = self._verify_costs.estimate(1)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 
-from scheduler.settings import check_number
+from scheduler.settings import check_integer, check_number
 
 _logger = logging.getLogger("slipstream")
+
+_RECOVERY_MARGIN = 0.05
+"""How far above the threshold counts as recovered: a rate that hovers about it must not warn at each crossing."""
 
 
 class AcceptanceMonitor:
@@ -19,6 +22,7 @@ class AcceptanceMonitor:
     def __init__(self, *, threshold: float = 0.4, window: int = 200) -> None:
         """Watch the last `window` proposed tokens; a threshold of 0 never warns."""
         check_number("acceptance threshold", threshold, low=0.0, high=1.0, advice="0 switches the warning off")
+        check_integer("window", window, low=1, advice="200 proposed tokens are a good window")
         self.threshold = threshold
         self.window = window
         self._rounds: deque[tuple[int, int]] = deque()
@@ -57,5 +61,5 @@ class AcceptanceMonitor:
                 self._num_proposed,
                 100 * self.threshold,
             )
-        elif self._warned and self._num_proposed >= self.window and not self.low:
+        elif self._warned and (self.acceptance_rate or 0.0) >= min(1.0, self.threshold + _RECOVERY_MARGIN):
             self._warned = False

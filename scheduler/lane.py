@@ -88,6 +88,7 @@ class Lane:
     def measure_costs(self) -> None:
         """Time blocks of several widths, the median of a few runs each, and leave the cache empty."""
         self.roll_back(0)
+        measured_ms = {}
         for width in _TIMED_WIDTHS:
             if width > min(self.model.max_block, self.capacity):
                 break
@@ -97,7 +98,9 @@ class Lane:
                 self._forward([0] * width, num_logits=width)
                 times_ms.append((time.perf_counter() - started) * 1e3)
                 self.roll_back(0)
-            self.costs.record(width, sorted(times_ms)[_TIMED_RUNS // 2])
+            measured_ms[width] = sorted(times_ms)[_TIMED_RUNS // 2]
+        # The runs themselves were recorded as well, the cold first ones among them.
+        self.costs.calibrate(measured_ms)
 
     def _forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         token_ids_T = torch.tensor(token_ids, dtype=torch.int64, device=self.model.device)

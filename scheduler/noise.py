@@ -84,10 +84,17 @@ def gumbel_noise(seed: int, position: int, purpose: Purpose, token_ids_N: torch.
     """Standard Gumbel noise, float32, one value a token id.
 
     argmax(log p + noise) is a draw from p (the Gumbel-max trick; Maddison et al., 2014,
-    https://arxiv.org/abs/1411.0030). The noise is -log(-log(1 - u)) with u in steps of 2**-31, so its upper
-    tail, where rare tokens win, reaches 22.2 at full relative precision.
+    https://arxiv.org/abs/1411.0030).
     """
-    bits_N = random_bits(seed, position, purpose, token_ids_N)
+    return gumbel_of_bits(random_bits(seed, position, purpose, token_ids_N))
+
+
+def gumbel_of_bits(bits_N: torch.Tensor) -> torch.Tensor:
+    """The Gumbel variate that each uniform 32-bit word stands for; int32 to float32, any shape.
+
+    It is -log(-log(1 - u)) with u in steps of 2**-31, so the upper tail, where rare tokens win, reaches 22.2 at
+    full relative precision.
+    """
     # Read as a signed number, a word's magnitude is exact in float32 where it is small; shifted to an
     # unsigned range first, it would lose its low bits just where the upper tail needs them.
     uniform_N = bits_N.to(torch.float32).add_(0.5).abs_().mul_(_UNIFORM_STEP)

@@ -168,7 +168,7 @@ def _cut(
         num_output = history.num_output_tokens + index + 1
         if token_id in request.stop_ids:
             return token_ids[: index + 1], FinishReason.STOP
-        if num_output == request.max_tokens or history.num_prompt_tokens + num_output == capacity:
+        if num_output == request.max_tokens or history.num_prompt_tokens + num_output >= capacity:
             return token_ids[: index + 1], FinishReason.LENGTH
     return token_ids, None
 

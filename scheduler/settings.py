@@ -5,7 +5,6 @@ Owns `SamplingSettings` and the choice of verification rule. Knows nothing of lo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,7 +24,7 @@ def check_number(name: str, value: object, *, low: float, high: float, advice: s
     """Raise unless `value` is a finite real number in [low, high] (or (low, high] with `low_open`)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}; {advice}")
-    if not math.isfinite(value) or value < low or value > high or (low_open and value == low):
+    if not low <= value <= high or (low_open and value == low):  # a NaN is in no interval
         bracket = "(" if low_open else "["
         raise ValueError(f"{name} must lie in {bracket}{low:g}, {high:g}], got {value!r}; {advice}")
 
@@ -80,9 +79,8 @@ class SamplingSettings:
         check_number(
             "repetition_penalty",
             self.repetition_penalty,
-            low=0.0,
+            low=1e-4,
             high=1e4,
-            low_open=True,
             advice="1 leaves logits alone",
         )
         check_number("presence_penalty", self.presence_penalty, low=-100.0, high=100.0, advice="0 leaves logits alone")

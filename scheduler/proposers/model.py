@@ -39,20 +39,25 @@ class ModelProposer:
 
     def begin(self, history: TokenHistory) -> None:
         """Keep the common prefix; the rest of the prompt is read when something is first proposed."""
-        self._lane.resume(history.ids())
+        # The last token is always read anew: its row is what the first proposed token is drawn from.
+        self._lane.resume(history.ids()[:-1])
 
     def propose(self, law: SamplingLaw, history: TokenHistory, max_tokens: int) -> Proposal:
         """Catch up with the committed tokens in one call, then draw.
 
         A draft that is more than a block behind (a new prompt, a long stretch without proposals) reads one block and
-        proposes nothing this round, so that a round's device work stays bounded.
+        proposes nothing this round, so that a round's device work stays bounded. A draft that does not know one of the
+        tokens proposes nothing from there on.
         """
         started = time.perf_counter()
         gamma = min(self._policy.choose(), max_tokens, self._lane.capacity - history.length)
         if gamma <= 0:
             return Proposal(source=self._source)
-        missing_ids = history.ids(self._lane.num_held)
-        logits_RV = self._lane.feed(missing_ids[: self._lane.model.max_block], num_logits=1)
+        next_ids = history.ids(self._lane.num_held)[: self._lane.model.max_block]
+        if max(next_ids) >= self._lane.model.vocab_size:
+            # A wider target wrote a token that the draft has no embedding for.
+            return Proposal(source=self._source)
+        logits_RV = self._lane.feed(next_ids, num_logits=1)
         if self._lane.num_held < history.length:
             return Proposal(source=self._source, draft_ms=_elapsed_ms(started))
         coupled = law.settings.verification is Verification.COUPLED

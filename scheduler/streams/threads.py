@@ -119,10 +119,11 @@ class ThreadStream:
 
         Args:
             name: for messages and the thread's name.
-            num_threads: intra-op threads of torch inside the worker; None keeps torch's own choice.
+            num_threads: intra-op threads of torch inside the worker; None takes over the caller's number.
         """
         self._name = name
-        self._num_threads = num_threads
+        # A fresh thread would take what any thread of the process has set last.
+        self._num_threads = torch.get_num_threads() if num_threads is None else num_threads
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._poison: BaseException | None = None
         self._closed = False
@@ -186,8 +187,7 @@ class ThreadStream:
             self._queue.put(item)
 
     def _run(self) -> None:
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
+        torch.set_num_threads(self._num_threads)
         with torch.inference_mode():
             while (item := self._queue.get()) is not None:
                 item()

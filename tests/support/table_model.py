@@ -75,7 +75,7 @@ class TableModel:
         """float32, shape V: the row after a whole sequence."""
         logits_V = torch.zeros(self.vocab_size)
         for distance, token_id in enumerate(reversed(token_ids[-len(self.tables) :])):
-            logits_V = logits_V + self.tables[distance, token_id % self.vocab_size]
+            logits_V = logits_V + self.tables[distance, token_id]
         return logits_V
 
     def forward(self, token_ids_T: torch.Tensor, cache: TableCache, *, num_logits: int) -> torch.Tensor:
