@@ -143,11 +143,19 @@ def test_local_sources_of_every_kind(tmp_path: Path, place: str) -> None:
     assert demo.demo_weights(source).read_bytes() == WEIGHTS
 
 
-@pytest.mark.parametrize("content", [OTHER_WEIGHTS, WEIGHTS[:-1], b""])
-def test_a_local_file_with_another_content_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (OTHER_WEIGHTS, f"its sha256 is {hashlib.sha256(OTHER_WEIGHTS).hexdigest()}"),
+        (WEIGHTS[:-1], "it has 16,383 bytes, not 16,384"),
+        (b"", "it has 0 bytes"),
+    ],
+    ids=["hash", "size", "empty"],
+)
+def test_a_local_file_with_another_content_is_refused(tmp_path: Path, content: bytes, named: str) -> None:
     local = tmp_path / "other.gguf"
     local.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"other\.gguf is not the demo's"):
+    with pytest.raises(CheckpointError, match=rf"other\.gguf is not the demo's .*{named}"):
         demo.demo_weights(local)
 
 

@@ -82,6 +82,12 @@ def test_sentencepiece_marks() -> None:
     assert without.decode(without.encode(" hello")) == " hello"
 
 
+def test_a_byte_token_spelled_out_is_text() -> None:
+    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata(("<0x4", "1>", "<0", "x4", *"<0x41>")))
+    assert tokens_of(tokenizer, "<0x41>") == ["<s>", SPACE, "<0x4", "1>"]
+    assert tokenizer.decode(tokenizer.encode("<0x41>")) == "<0x41>"
+
+
 def test_user_defined_tokens_are_taken_whole_but_are_text() -> None:
     metadata = byte_level_metadata()
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "<tool>"]  # type: ignore[misc]

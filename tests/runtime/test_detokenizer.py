@@ -42,6 +42,7 @@ def chunked(ids: Sequence[int], sizes: Sequence[int]) -> list[Sequence[int]]:
     sizes=st.lists(st.integers(0, 9), max_size=20),
     skip_special_tokens=st.booleans(),
 )
+@example(tokenizer=SENTENCEPIECE, ids=[3 + 0x61, 280, 3 + 0xFF], sizes=[1, 1], skip_special_tokens=True)
 @settings(max_examples=400)
 def test_joined_pieces_are_the_whole_decoding(
     tokenizer: Tokenizer, ids: list[int], sizes: list[int], skip_special_tokens: bool
@@ -120,6 +121,14 @@ def test_a_space_after_a_control_token_stays() -> None:
     the = SENTENCEPIECE.vocabulary()["\u2581the"]
     pieces = pieces_of(SENTENCEPIECE, [[1], [the], [2], [2], [the], [1, 2], [the]])
     assert pieces == ["", "the", "", "", " the", "", " the", ""]
+
+
+def test_tokens_of_no_text_and_of_a_replacement_character() -> None:
+    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata(("\u2581the", "", REPLACEMENT)))
+    the, empty, replacement = (tokenizer.vocabulary()[token] for token in ("\u2581the", "", REPLACEMENT))
+    # Only bytes can leave a character unfinished: a replacement character that is a token of its own is out at once.
+    pieces = pieces_of(tokenizer, [[the], [empty], [the], [replacement], [the]])
+    assert pieces == ["the", "", " the", REPLACEMENT, " the", ""]
 
 
 class CountingTokenizer(Tokenizer):
