@@ -152,8 +152,8 @@ def probe_window_widths(
         spare_positions=0,
         device=device,
     )
-    keys_values_2KSD = cache.layers_2KSD[0]
-    keys_values_2KSD.copy_(torch.randn(keys_values_2KSD.shape, generator=generator))
+    keys_values_S2KD = cache.rows(0, cache.num_positions)[0]
+    keys_values_S2KD.copy_(torch.randn(keys_values_S2KD.shape, generator=generator))
     queries_TGKD = torch.randn(num_tokens, group_size, num_kv_heads, head_dim, generator=generator).to(device)
 
     def rows_at_width(width: int) -> list[torch.Tensor]:

@@ -25,7 +25,7 @@ from models.causal_model import Cache
 from models.config import ModelConfig
 from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
 from models.kv_cache import KEY_BUCKET, KeyValueCache
-from models.linear import MatrixKinds, WeightKind
+from models.linear import MatrixKinds, WeightKind, default_weight_kind
 from models.rope import RotaryTable
 
 DEFAULT_MAX_BLOCK = 256
@@ -77,9 +77,10 @@ class Decoder:
         self._max_block = max_block
         self._group_size = config.num_heads // config.num_kv_heads
         self._rotary = RotaryTable(config.rope, config.head_dim, device)
-        # Rounded as float32 once; sum of squares plus width times epsilon is width times (mean square plus epsilon).
-        self._hidden_eps = config.rms_norm_eps * config.hidden_size
-        self._head_eps = config.rms_norm_eps * config.head_dim
+        # Width times epsilon goes with a sum of squares, as epsilon with their mean. Kept as tensors: a Python number
+        # would be converted at each use.
+        self._hidden_eps = torch.tensor(config.rms_norm_eps * config.hidden_size, device=device)
+        self._head_eps = torch.tensor(config.rms_norm_eps * config.head_dim, device=device)
         self._widths = self._probe() if widths is None else widths
 
     @classmethod
@@ -87,7 +88,7 @@ class Decoder:
         cls,
         checkpoint: TensorSource,
         *,
-        weights: WeightKind | MatrixKinds = WeightKind.FLOAT16,
+        weights: WeightKind | MatrixKinds | None = None,
         max_block: int = DEFAULT_MAX_BLOCK,
         device: str | torch.device = "cpu",
         input_scales: Mapping[str, torch.Tensor] | None = None,
@@ -96,7 +97,8 @@ class Decoder:
 
         Args:
             checkpoint: anything with `name`, `config`, `tensor(name)` and `has(name)`.
-            weights: one kind for all matrices, or a kind for each.
+            weights: one kind for all matrices, a kind for each, or None for the device's default: float16 where
+                the CPU has FBGEMM (x86-64), float32 elsewhere.
             max_block: most tokens one `forward` call shall take.
             device: float16 and int8 weights need the CPU.
             input_scales: see `decoder_weights.load_weights`.
@@ -105,8 +107,10 @@ class Decoder:
             ValueError: if an argument is out of range or the device lacks the weight kind.
             CheckpointError: if a tensor is missing.
         """
-        kinds = MatrixKinds.of(weights) if isinstance(weights, WeightKind) else weights
         device = torch.device(device)
+        if weights is None:
+            weights = default_weight_kind(device)
+        kinds = MatrixKinds.of(weights) if isinstance(weights, WeightKind) else weights
         packed = load_weights(checkpoint, kinds, device, input_scales=input_scales)
         return cls(checkpoint.config, packed, name=checkpoint.name, device=device, max_block=max_block)
 
@@ -194,22 +198,25 @@ class Decoder:
 
         Raises:
             ValueError: if T is 0, above `max_block`, does not fit into the cache, or `cache` is not this model's.
+            IndexError: if a token id is not within 0 and `vocab_size` - 1; the cache's length is as it was.
         """
         cache = self._check_call(token_ids_T, cache, num_logits)
         num_tokens = token_ids_T.shape[0]
         hidden_blocks = []
         done = 0
         for width in self._widths.layers.cover(num_tokens):
-            num_real = min(width, num_tokens - done)
-            block_ids_T = token_ids_T[done : done + num_real]
+            block_ids_T = token_ids_T[done : done + width]
+            num_real = block_ids_T.shape[0]
             if num_real < width:
-                # Their rows lie beyond the length that is kept: no query ever sees them.
+                # The padding's rows lie beyond the length that is kept: no query ever sees them.
                 block_ids_T = F.pad(block_ids_T, (0, width - num_real))
-            hidden_TE = self._run_layers(block_ids_T, cache, self.config.num_layers, self._widths.attention)
-            cache.advance(num_real)
+            position = cache.length + done
+            hidden_TE = self._run_layers(block_ids_T, cache, position, self.config.num_layers, self._widths.attention)
             done += num_real
             if done > num_tokens - num_logits:
                 hidden_blocks.append(hidden_TE[:num_real])
+        # Only now: a call that fails leaves the cache as it was.
+        cache.advance(num_tokens)
         if num_logits == 0:
             return torch.empty(0, self.vocab_size, device=self._device)
         hidden_RE = hidden_blocks[0] if len(hidden_blocks) == 1 else torch.cat(hidden_blocks)
@@ -237,10 +244,15 @@ class Decoder:
         return cache
 
     def _run_layers(
-        self, token_ids_T: torch.Tensor, cache: KeyValueCache, num_layers: int, attention_widths: ExactWidths
+        self,
+        token_ids_T: torch.Tensor,
+        cache: KeyValueCache,
+        position: int,
+        num_layers: int,
+        attention_widths: ExactWidths,
     ) -> torch.Tensor:
-        """Write T cache rows from `cache.length` on, without counting them; returns hidden_TE before the final norm."""
-        position, num_tokens = cache.length, token_ids_T.shape[0]
+        """Write T cache rows from `position` on, without counting them; returns hidden_TE before the final norm."""
+        num_tokens = token_ids_T.shape[0]
         factors_T11F = self._rotary.factors(position, num_tokens)[:, None, None]
         windows = plan_windows(
             position,
@@ -250,14 +262,12 @@ class Decoder:
             widths=attention_widths,
             device=self._device,
         )
-        views_by_length = {
-            window.key_length: cache.keys_and_values(window.key_length) for window in windows
-        }
+        views_by_length = {window.key_length: cache.keys_and_values(window.key_length) for window in windows}
+        rows_by_layer = cache.rows(position, num_tokens)
         hidden_TE = F.embedding(token_ids_T, self._weights.embedding_VE).float()
         for index, layer in enumerate(self._weights.layers[:num_layers]):
-            rows_T2KD = cache.layers_2KSD[index][:, :, position : position + num_tokens].permute(2, 0, 1, 3)
             keys_values = {length: views[index] for length, views in views_by_length.items()}
-            self._attention(layer, hidden_TE, factors_T11F, rows_T2KD, keys_values, windows)
+            self._attention(layer, hidden_TE, factors_T11F, rows_by_layer[index], keys_values, windows)
             self._feed_forward(layer, hidden_TE)
         return hidden_TE
 
@@ -272,17 +282,20 @@ class Decoder:
     ) -> None:
         group_size, config = self._group_size, self.config
         qkv_TO = layer.qkv(_rms_norm(hidden_TE, layer.input_norm_E, self._hidden_eps))
-        qkv_TGKD = qkv_TO.view(hidden_TE.shape[0], group_size + 2, config.num_kv_heads, config.head_dim)
+        num_tokens, num_kv_heads, head_dim = hidden_TE.shape[0], config.num_kv_heads, config.head_dim
+        qkv_TGKD = qkv_TO.view(num_tokens, group_size + 2, num_kv_heads, head_dim)
         rotated_TGKD = qkv_TGKD[:, : group_size + 1]
         if layer.head_norm_GKD is not None:
             rotated_TGKD.copy_(_rms_norm(rotated_TGKD, layer.head_norm_GKD, self._head_eps))
-        torch.view_as_complex(rotated_TGKD.unflatten(-1, (-1, 2))).mul_(factors_T11F)
+        pairs_TGKF2 = rotated_TGKD.view(num_tokens, group_size + 1, num_kv_heads, head_dim // 2, 2)
+        torch.view_as_complex(pairs_TGKF2).mul_(factors_T11F)
         cache_rows_T2KD.copy_(qkv_TGKD[:, group_size:])
         attended_TH = attend(qkv_TGKD[:, :group_size], keys_values, windows)
         hidden_TE.add_(layer.output(attended_TH))
 
     def _feed_forward(self, layer: LayerWeights, hidden_TE: torch.Tensor) -> None:
-        gate_TF, up_TF = layer.gate_up(_rms_norm(hidden_TE, layer.feedforward_norm_E, self._hidden_eps)).chunk(2, dim=-1)
+        gate_up_TO = layer.gate_up(_rms_norm(hidden_TE, layer.feedforward_norm_E, self._hidden_eps))
+        gate_TF, up_TF = gate_up_TO.chunk(2, dim=-1)
         hidden_TE.add_(layer.down(F.silu(gate_TF).mul_(up_TF)))
 
     def _logits(self, hidden_RE: torch.Tensor, head_widths: ExactWidths) -> torch.Tensor:
@@ -293,7 +306,7 @@ class Decoder:
             hidden_RE = F.pad(hidden_RE, (0, 0, 0, padding))
         blocks = [
             self._weights.head(_rms_norm(rows_RE, self._weights.final_norm_E, self._hidden_eps))
-            for rows_RE in hidden_RE.split(cover)
+            for rows_RE in torch.split(hidden_RE, list(cover))
         ]
         logits_RV = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         return logits_RV[:num_rows]
@@ -330,14 +343,14 @@ class Decoder:
         narrowest = attention.narrowest
 
         def hidden_rows(width: int, first: int, stop: int, rows_of_first_call: int) -> torch.Tensor:
-            cache.rollback(first)
             rows = []
-            num_real = rows_of_first_call
-            while cache.length < stop:
-                block_ids_T = ids_T[cache.length : min(cache.length + num_real, stop)]
+            position, num_real = first, rows_of_first_call
+            while position < stop:
+                block_ids_T = ids_T[position : min(position + num_real, stop)]
                 padded_T = F.pad(block_ids_T, (0, width - block_ids_T.shape[0]))
-                rows.append(self._run_layers(padded_T, cache, PROBED_LAYERS, attention)[: block_ids_T.shape[0]])
-                cache.advance(block_ids_T.shape[0])
+                hidden_TE = self._run_layers(padded_T, cache, position, PROBED_LAYERS, attention)
+                rows.append(hidden_TE[: block_ids_T.shape[0]])
+                position += block_ids_T.shape[0]
                 num_real = width
             return torch.cat(rows)
 
@@ -360,11 +373,11 @@ class Decoder:
         return ExactWidths((*chosen.widths, *agreeing))
 
 
-def _rms_norm(x: torch.Tensor, scaled_weight: torch.Tensor, eps_times_width: float) -> torch.Tensor:
+def _rms_norm(x: torch.Tensor, scaled_weight: torch.Tensor, eps_times_width: torch.Tensor) -> torch.Tensor:
     """Root mean square norm (https://arxiv.org/abs/1910.07467) over the last dimension.
 
-    Five small exact operations beat `F.rms_norm` on a CPU, which runs in eight.
+    Six small operations that each round exactly beat `F.rms_norm` on a CPU at a few rows.
     """
-    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    norms.square_().add_(eps_times_width).sqrt_()
-    return (x / norms).mul_(scaled_weight)
+    norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    norms.mul_(norms).add_(eps_times_width).sqrt_()
+    return x.div(norms).mul_(scaled_weight)

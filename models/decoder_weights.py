@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 
 from models.config import ModelConfig
-from models.linear import FLOAT16_MAX, Float32Linear, MatrixKinds, PackedLinear, WeightKind, pack_linear
+from models.linear import Float32Linear, MatrixKinds, PackedLinear, WeightKind, fits_float16, pack_linear
 
 
 class TensorSource(Protocol):
@@ -137,7 +137,7 @@ class _LayerLoader:
         known = {f"layers.{i}.{name}" for i in range(self._config.num_layers) for name in ("qkv", "gate_up", "down")}
         unknown = sorted(set(self._input_scales) - known)
         if unknown:
-            raise ValueError(f"input_scales names no matrix of this model: {unknown[0]!r}; expected e.g. 'layers.0.qkv'")
+            raise ValueError(f"input_scales names no matrix of this model: {unknown[0]!r}; expected e.g. layers.0.qkv")
 
     def _float(self, name: str) -> torch.Tensor:
         return self._source.tensor(name).to(self._device, torch.float32)
@@ -146,14 +146,14 @@ class _LayerLoader:
         return self._float(name) if present else None
 
     def norm(self, name: str, width: int, scale: torch.Tensor | None = None) -> torch.Tensor:
-        weight = self._float(name) * width**0.5
-        return weight if scale is None else weight / scale
+        weight_E = self._float(name) * float(width**0.5)
+        return weight_E if scale is None else weight_E / scale
 
     def embedding_and_head(self) -> tuple[torch.Tensor, PackedLinear]:
         embedding_VE = self._float("model.embed_tokens.weight")
         head_VE = embedding_VE if self._config.tie_embeddings else self._float("lm_head.weight")
         head = pack_linear(head_VE, None, self._kinds.head)
-        compact = self._kinds.head is not WeightKind.FLOAT32 and float(embedding_VE.abs().max()) <= FLOAT16_MAX
+        compact = self._kinds.head is not WeightKind.FLOAT32 and fits_float16(embedding_VE)
         return embedding_VE.half() if compact else embedding_VE, head
 
     def layer(self, index: int) -> LayerWeights:

@@ -49,8 +49,6 @@ class KeyValueCache:
         self._keys_values_L2KSD = torch.zeros(
             num_layers, 2, num_kv_heads, num_positions, head_dim, dtype=torch.float32, device=device
         )
-        self.layers_2KSD = list(self._keys_values_L2KSD.unbind(0))
-        """One keys_values_2KSD view per layer, for the model that made this cache."""
         self._bucket_views: tuple[int, list[tuple[torch.Tensor, torch.Tensor]]] = (0, [])
 
     @property
@@ -101,8 +99,12 @@ class KeyValueCache:
             )
         self._length += num_tokens
 
+    def rows(self, position: int, num_tokens: int) -> tuple[torch.Tensor, ...]:
+        """Per layer, the view keys_values_T2KD of `num_tokens` rows from `position` on, to be written to."""
+        return self._keys_values_L2KSD[:, :, :, position : position + num_tokens].permute(0, 3, 1, 2, 4).unbind(0)
+
     def keys_and_values(self, key_length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Per layer, keys_1KSD and values_1KSD cut to S = `key_length`; views, kept until the length changes."""
+        """Per layer, keys_1KSD and values_1KSD cut to S = `key_length`; views, kept until another S."""
         if self._bucket_views[0] != key_length:
             cut_L2KSD = self._keys_values_L2KSD[:, :, None, :, :key_length]
             views = [(layer[0], layer[1]) for layer in cut_L2KSD.unbind(0)]

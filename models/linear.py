@@ -27,6 +27,16 @@ class WeightKind(Enum):
     INT8 = "int8"
 
 
+def has_packed_kinds(device: torch.device) -> bool:
+    """Whether float16 and int8 matrices can be multiplied there: FBGEMM's kernels exist for x86-64 CPUs."""
+    return device.type == "cpu" and "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def default_weight_kind(device: torch.device) -> WeightKind:
+    """The fastest kind that loses nothing to speak of."""
+    return WeightKind.FLOAT16 if has_packed_kinds(device) else WeightKind.FLOAT32
+
+
 @dataclass(frozen=True, kw_only=True)
 class MatrixKinds:
     """A weight kind for each matrix of a decoder."""
@@ -78,13 +88,18 @@ class Float32Linear:
         return F.linear(x_TI, self._weight_OI, self._bias_O)
 
 
+def fits_float16(tensor: torch.Tensor) -> bool:
+    """Whether all values are finite and within the range of float16."""
+    smallest, largest = tensor.aminmax()
+    return bool(smallest >= -FLOAT16_MAX) and bool(largest <= FLOAT16_MAX)
+
+
 class Float16Linear:
     """FBGEMM's product of float32 rows with a float16 weight, summed in float32."""
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-        largest = float(weight_OI.abs().max())
-        if not largest <= FLOAT16_MAX:
-            raise ValueError(f"float16 weights reach at most {FLOAT16_MAX}, got {largest}; use weights=float32")
+        if not fits_float16(weight_OI):
+            raise ValueError(f"a weight is not finite or above float16's {FLOAT16_MAX}; use float32")
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI, bias_O)
         self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
         self._num_bytes = 2 * weight_OI.numel() + (0 if bias_O is None else bias_O.nbytes)
@@ -122,15 +137,13 @@ def pack_linear(
     """
     if weight_OI.dim() != 2:
         raise ValueError(f"weight_OI must have 2 dimensions, got shape {tuple(weight_OI.shape)}")
-    if weight_OI.device.type != "cpu" and kind is not WeightKind.FLOAT32:
-        raise ValueError(f"weights={kind.value} needs the cpu, got device {weight_OI.device}; use weights=float32")
+    if kind is not WeightKind.FLOAT32 and not has_packed_kinds(weight_OI.device):
+        raise ValueError(f"weights={kind.value} needs an x86-64 CPU, got device {weight_OI.device}; use float32")
     weight_OI = weight_OI.float().contiguous()
     bias_O = None if bias_O is None else bias_O.float().contiguous()
     if input_scale_I is not None:
         if input_scale_I.shape != weight_OI.shape[1:]:
-            raise ValueError(
-                f"input_scale_I must have shape ({weight_OI.shape[1]},), got {tuple(input_scale_I.shape)}"
-            )
+            raise ValueError(f"input_scale_I must have shape ({weight_OI.shape[1]},), got {tuple(input_scale_I.shape)}")
         weight_OI = weight_OI * input_scale_I.float()
     if kind is WeightKind.FLOAT32:
         return Float32Linear(weight_OI, bias_O)

@@ -36,9 +36,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
     if rope.frequency_divisors is not None:
         divisors_F = torch.tensor(rope.frequency_divisors, dtype=torch.float32)
         if divisors_F.shape != frequencies_F.shape:
-            raise ValueError(
-                f"frequency_divisors must hold head_dim / 2 = {head_dim // 2} numbers, got {len(rope.frequency_divisors)}"
-            )
+            num_divisors = len(rope.frequency_divisors)
+            raise ValueError(f"frequency_divisors must hold head_dim / 2 = {head_dim // 2} numbers, got {num_divisors}")
         return frequencies_F / divisors_F
     if rope.scaling is RopeScaling.LINEAR:
         return frequencies_F / rope.factor

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from models.causal_model import Cache, CausalModel
+from models.causal_model import Cache
 from models.config import Family, ModelConfig, RopeConfig, RopeScaling
 from models.decoder import Decoder
 from models.linear import WeightKind
