@@ -40,11 +40,10 @@ def reference_gumbel(bits: int) -> float:
     return -math.log(-math.log1p(-share))
 
 
-def bits_matrix(seeds: Sequence[int], position: int, purpose: int, num_ids: int) -> np.ndarray:
-    """uint32, shape (seeds, token ids)."""
+def bits_matrix(draws: Sequence[tuple[int, int, int]], num_ids: int) -> np.ndarray:
+    """Words of many draws (seed, position, purpose) at once: uint32, shape (draws, token ids)."""
     packed = b"".join(
-        blake2b(struct.pack("<QQB", seed, position, purpose), digest_size=8, person=b"slipstream").digest()
-        for seed in seeds
+        blake2b(struct.pack("<QQB", *draw), digest_size=8, person=b"slipstream").digest() for draw in draws
     )
     keys = np.frombuffer(packed, dtype="<u4").reshape(-1, 2)
     words = np.arange(num_ids, dtype=np.uint32)[None, :] ^ keys[:, :1]

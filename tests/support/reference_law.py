@@ -49,9 +49,7 @@ def reference_probabilities(
     stop_ids: frozenset[int] = frozenset(),
 ) -> np.ndarray:
     """float64, shape V: the law of the next token."""
-    adjusted_V = reference_logits(
-        logits_V, settings, prompt_ids=prompt_ids, output_ids=output_ids, stop_ids=stop_ids
-    )
+    adjusted_V = reference_logits(logits_V, settings, prompt_ids=prompt_ids, output_ids=output_ids, stop_ids=stop_ids)
     if settings.temperature == 0:
         one_hot_V = np.zeros_like(adjusted_V)
         one_hot_V[int(np.argmax(adjusted_V))] = 1
