@@ -10,6 +10,7 @@ Metadata keys and token types: https://github.com/ggml-org/ggml/blob/master/docs
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -84,9 +85,12 @@ class GgufTokenizerMetadata:
         if len(values) != length:
             raise CheckpointError(f"GGUF metadata tokenizer.ggml.{key} has {len(values)} items for {length} tokens")
         try:
-            return [float(value) for value in values]  # type: ignore[arg-type]  # what is no number raises below
-        except (TypeError, ValueError) as error:
+            numbers = [float(value) for value in values]  # type: ignore[arg-type]  # what is no number raises below
+        except (TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"GGUF metadata tokenizer.ggml.{key} holds something other than numbers") from error
+        if not all(map(math.isfinite, numbers)):
+            raise CheckpointError(f"GGUF metadata tokenizer.ggml.{key} holds a number that is not finite")
+        return numbers
 
     def _array(self, key: str) -> list[object] | None:
         value = self._metadata.get(f"tokenizer.ggml.{key}")

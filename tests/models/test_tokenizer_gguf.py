@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models import gguf_tokenizer_cache
@@ -163,6 +163,7 @@ def changed(key: str, value: object) -> Callable[[], dict[str, object]]:
         (changed("ggml.tokens", "abc"), CheckpointError, "not an array"),
         (changed("ggml.token_type", [1, 1]), CheckpointError, r"token_type has 2 items for 265 tokens"),
         (changed("ggml.token_type", ["x"] * 265), CheckpointError, r"tokenizer\.ggml\.token_type"),
+        (changed("ggml.token_type", [float("nan")] * 265), CheckpointError, "not finite"),
         (changed("ggml.merges", None), CheckpointError, r"tokenizer\.ggml\.merges"),
         (changed("ggml.merges", ["ab"]), CheckpointError, "'ab'"),
         (changed("ggml.merges", ["h xyz"]), CheckpointError, "cannot be built"),
@@ -240,3 +241,50 @@ def test_an_unusable_cache_does_no_harm(
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "file"))
     assert Tokenizer.from_gguf(byte_level_metadata(), cache_key="one").encode("hello") == BYTE_LEVEL.encode("hello")
     assert "cannot be cached" in caplog.text
+
+
+ODD_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 300),
+    st.just(1 << 40),
+    st.floats(),
+    st.sampled_from(["", "x", "a b", SPACE, "gpt2", "llama", "default", "{{", "<|end|>"]),
+    st.binary(max_size=2),
+    st.lists(st.one_of(st.text(max_size=2), st.integers(), st.floats(), st.none()), max_size=3),
+)
+
+
+@given(
+    kind=st.sampled_from([byte_level_metadata, sentencepiece_metadata]),
+    changes=st.dictionaries(
+        st.sampled_from(
+            [
+                *(f"tokenizer.ggml.{key}" for key in ("model", "pre", "tokens", "token_type", "merges", "scores")),
+                *(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")),
+                "tokenizer.ggml.add_bos_token",
+                "tokenizer.ggml.add_space_prefix",
+                "tokenizer.chat_template",
+            ]
+        ),
+        st.tuples(ODD_VALUES, st.integers(0, 400)),
+        max_size=3,
+    ),
+)
+@settings(max_examples=300)
+def test_odd_metadata_gives_a_tokenizer_or_one_of_our_errors(
+    kind: Callable[[], dict[str, object]], changes: dict[str, tuple[object, int]]
+) -> None:
+    metadata = kind()
+    for key, (value, place) in changes.items():
+        whole = metadata.get(key)
+        if isinstance(whole, list) and place < len(whole):
+            # One odd item in a good array gets further than an odd array.
+            metadata[key] = [*whole[:place], value, *whole[place + 1 :]]
+        else:
+            metadata[key] = value
+    try:
+        tokenizer = Tokenizer.from_gguf(metadata)
+    except (CheckpointError, UnsupportedModelError):
+        return
+    assert isinstance(tokenizer.decode(tokenizer.encode("hello the 12")), str)
