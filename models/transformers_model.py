@@ -1,0 +1,402 @@
+"""Any `AutoModelForCausalLM` whose cache can be cut back exactly, behind the project's own protocol.
+
+Owns the refusal of models that cannot be rewound, and the padding that makes a row's bits independent of
+the call it came in. Knows nothing of rounds or text. The lean `models.decoder` is faster; this is
+for architectures that it does not compute.
+
+Shape suffixes: T tokens of a call, R logit rows asked for, W tokens of a padded call, S cache positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from models.block_width import ExactWidths, choose_widths, equal_width_classes
+from models.causal_model import Cache
+from models.errors import CheckpointError, UnsupportedModelError
+from models.kv_cache import KEY_BUCKET
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from models.rewindable_cache import LayerShape, RewindableCache
+
+DEFAULT_MAX_BLOCK = 256
+PROBED_WIDTHS = (4, 5, 6, 8, 12, 16)
+"""Widths that are tried; narrower calls seldom agree with them and cost hardly less."""
+EXACT_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""Layers whose past is one key and one value for each position. A sliding window is only a mask over these."""
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Names under which configurations say that a layer is a mixture of experts."""
+
+
+class TransformersModel:
+    """A `models.causal_model.CausalModel` over a loaded transformers model."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        name: str | None = None,
+        max_block: int = DEFAULT_MAX_BLOCK,
+        context_length: int | None = None,
+    ) -> None:
+        """Check that the model can be rewound, by running it, and find the call widths whose rows agree.
+
+        Puts the model into evaluation mode. Takes a few dozen short forward passes.
+
+        Args:
+            model: as `AutoModelForCausalLM.from_pretrained` gives it, with `sdpa` or `eager` attention.
+            name: for messages and metrics; by default where the model was loaded from.
+            max_block: most tokens one `forward` call shall take.
+            context_length: most positions; by default what the model's configuration says.
+
+        Raises:
+            UnsupportedModelError: if the model is recurrent, convolutional, an encoder-decoder or otherwise
+                cannot be rewound exactly; the message names its class.
+            ValueError: if a limit is below 1, or no context length is known.
+        """
+        for limit_name, limit in (("max_block", max_block), ("context_length", context_length)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{limit_name} must be at least 1, got {limit}")
+        refuse_unless_rewindable(model)
+        self._model = model.eval()
+        self._config: Any = model.config.get_text_config(decoder=True)
+        self._name = name or model.config.name_or_path or type(model).__name__
+        self._max_block = max_block
+        self._context_length = context_length or _context_length(self._config, type(model).__name__)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self._widths = ExactWidths((1,))
+        try:
+            with torch.inference_mode():
+                self._layer_shapes, self._vocab_size = self._measure_layers()
+                self.probe()
+                self._check_rollback()
+                self._check_long_past()
+        except torch.OutOfMemoryError:
+            raise
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise UnsupportedModelError(f"{type(model).__name__} fails over a preallocated cache: {error}") from error
+
+    @classmethod
+    def from_pretrained(
+        cls, source: str, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu", **options: Any
+    ) -> TransformersModel:
+        """Load a folder or hub id: safetensors only, and never code that comes with it.
+
+        Args:
+            source: a folder in transformers' layout, or a hub id.
+            dtype: of the weights.
+            device: where to run.
+            **options: the constructor's.
+
+        Raises:
+            CheckpointError: if files are missing or unreadable.
+            UnsupportedModelError: if the architecture is unknown, or the constructor refuses it.
+        """
+        from safetensors import SafetensorError
+        from transformers import AutoModelForCausalLM
+
+        try:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise CheckpointError(f"{source} cannot be loaded: {error}") from error
+        except ValueError as error:
+            raise UnsupportedModelError(f"{source} is not a causal language model known here: {error}") from error
+        if report["missing_keys"]:
+            # transformers would go on with random numbers in their place.
+            raise CheckpointError(
+                f"{source} lacks {len(report['missing_keys'])} tensors: {min(report['missing_keys'])}"
+            )
+        return cls(model.to(device), **options)
+
+    @property
+    def name(self) -> str:
+        """A name for messages and metrics."""
+        return self._name
+
+    @property
+    def vocab_size(self) -> int:
+        """Width V of a logit row."""
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """Most positions the model was made for."""
+        return self._context_length
+
+    @property
+    def max_block(self) -> int:
+        """Most tokens one `forward` call takes."""
+        return self._max_block
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids are expected and logits are returned."""
+        return torch.device(self._model.device)
+
+    @property
+    def widths(self) -> ExactWidths:
+        """The call widths in use."""
+        return self._widths
+
+    def new_cache(self, capacity: int) -> RewindableCache:
+        """An empty cache for one sequence of at most `capacity` tokens.
+
+        Raises:
+            ValueError: if `capacity` is below 1 or above `context_length`.
+        """
+        from models.rewindable_cache import RewindableCache
+
+        if capacity > self._context_length:
+            raise ValueError(f"capacity must be at most {self._context_length}, the model's context, got {capacity}")
+        return RewindableCache(self._layer_shapes, capacity=capacity, spare_positions=max(PROBED_WIDTHS))
+
+    @torch.inference_mode()
+    def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
+        """Append T tokens to the cache and return the logits of the last `num_logits` rows.
+
+        Args:
+            token_ids_T: int64, 1 <= T <= max_block, on `device`; position of the first is `cache.length`.
+            cache: one that this model's `new_cache` made.
+            num_logits: 0 <= num_logits <= T; 0 only fills the cache.
+
+        Returns:
+            logits_RV, float32. Made in inference mode: clone it before writing to it outside of that mode.
+
+        Raises:
+            ValueError: if T is 0, above `max_block`, does not fit into the cache, or `cache` is not this model's.
+                Whatever is raised, the cache holds what it held before.
+        """
+        rewindable = self._check_call(token_ids_T, cache, num_logits)
+        num_tokens, start = token_ids_T.shape[0], cache.length
+        first_wanted = num_tokens - num_logits
+        logits = [torch.empty(0, self._vocab_size, device=self.device)]
+        done = 0
+        try:
+            for num_real, width in self._plan(start, num_tokens):
+                ids_W = token_ids_T.new_zeros(width)
+                ids_W[:num_real] = token_ids_T[done : done + num_real]
+                logits_WV = self._run(ids_W, rewindable, needs_logits=done + num_real > first_wanted)
+                logits.append(logits_WV[max(0, first_wanted - done) : num_real])
+                rewindable.advance(num_real)
+                done += num_real
+        except BaseException:
+            rewindable.rollback(start)
+            raise
+        return torch.cat(logits)
+
+    def probe(self) -> ExactWidths:
+        """Find the exact widths with this thread's number of threads, and use them from now on."""
+        if any((getattr(self._config, count, None) or 0) > 1 for count in EXPERT_COUNTS):
+            # How many rows reach an expert depends on their neighbours, so only single rows are alike.
+            self._widths = ExactWidths((1,))
+        else:
+            with torch.inference_mode():
+                classes = equal_width_classes(PROBED_WIDTHS, self._rows_at_width)
+            self._widths = choose_widths(classes or [(1,)], max(PROBED_WIDTHS))
+        return self._widths
+
+    def _check_call(self, token_ids_T: torch.Tensor, cache: Cache, num_logits: int) -> RewindableCache:
+        from models.rewindable_cache import RewindableCache
+
+        if not isinstance(cache, RewindableCache) or cache.shapes != self._layer_shapes:
+            raise ValueError(f"cache must come from this model's new_cache; got another {type(cache).__name__}")
+        if token_ids_T.dim() != 1 or token_ids_T.dtype != torch.int64:
+            raise ValueError(
+                f"token_ids_T must be one dimension of int64, got {tuple(token_ids_T.shape)} of {token_ids_T.dtype}"
+            )
+        num_tokens = token_ids_T.shape[0]
+        if not 1 <= num_tokens <= self._max_block:
+            raise ValueError(f"token_ids_T must hold 1 to max_block = {self._max_block} tokens, got {num_tokens}")
+        if cache.length + num_tokens > cache.capacity:
+            raise ValueError(
+                f"{num_tokens} tokens do not fit behind {cache.length} in a cache of capacity {cache.capacity}"
+            )
+        if not 0 <= num_logits <= num_tokens:
+            raise ValueError(f"num_logits must be within 0 and the {num_tokens} tokens of the call, got {num_logits}")
+        return cache
+
+    def _plan(self, start: int, num_tokens: int) -> list[tuple[int, int]]:
+        """Calls as (real tokens, padded width); none crosses a key bucket, where the key length changes."""
+        calls = []
+        while num_tokens:
+            in_bucket = min(num_tokens, KEY_BUCKET - start % KEY_BUCKET)
+            start, num_tokens = start + in_bucket, num_tokens - in_bucket
+            for width in self._widths.cover(in_bucket):
+                calls.append((min(width, in_bucket), width))
+                in_bucket -= width
+        return calls
+
+    def _run(self, ids_W: torch.Tensor, cache: RewindableCache, *, needs_logits: bool) -> torch.Tensor:
+        """One call of the model at the cache's length; logits_WV in float32, or only the last row of them."""
+        start, width = cache.length, ids_W.shape[0]
+        key_length = cache.key_length_at(start)
+        cache.attend_up_to(key_length)
+        # A mask of ones asks for the same attention kernel at every position, the first included.
+        options: dict[str, Any] = {"attention_mask": ids_W.new_ones(1, key_length)}
+        if self._takes_positions:
+            # Padding may lie beyond the context, where learned positions end; no query sees it.
+            positions_W = torch.arange(start, start + width, device=ids_W.device)
+            options["position_ids"] = positions_W.clamp_(max=self._context_length - 1)[None]
+        if self._takes_logits_to_keep and not needs_logits:
+            options["logits_to_keep"] = 1
+        logits_1WV = self._model(input_ids=ids_W[None], cache=cache.layered, use_cache=True, **options).logits
+        return torch.as_tensor(logits_1WV[0]).float()
+
+    def _measure_layers(self) -> tuple[tuple[LayerShape, ...], int]:
+        """The cache shape of each layer and the width of a logit row, from one token with transformers' own cache."""
+        from transformers import DynamicCache
+
+        from models.rewindable_cache import LayerShape
+
+        class_name = type(self._model).__name__
+        cache = DynamicCache(config=self._config)
+        ids_1T = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        logits_1TV = self._model(input_ids=ids_1T, cache=cache, use_cache=True).logits
+        keys_values = [(layer.keys, layer.values) for layer in cache.layers if getattr(layer, "keys", None) is not None]
+        if len(keys_values) != self._config.num_hidden_layers:
+            raise UnsupportedModelError(
+                f"{class_name} caches keys and values in {len(keys_values)} of its {self._config.num_hidden_layers} "
+                "layers; only models that do so in every layer can be rolled back exactly"
+            )
+        shapes = tuple(
+            LayerShape(
+                num_kv_heads=keys.shape[1],
+                key_dim=keys.shape[3],
+                value_dim=values.shape[3],
+                dtype=keys.dtype,
+                device=keys.device,
+            )
+            for keys, values in keys_values
+        )
+        return shapes, logits_1TV.shape[-1]
+
+    def _check_rollback(self) -> None:
+        """Compare blocks with a rollback between them against one pass without any cache."""
+        num_tokens = min(12, self._context_length)
+        ids_T = self._probe_ids(num_tokens)
+        expected_TV = self._model(input_ids=ids_T[None], use_cache=False).logits[0]
+        cache = self.new_cache(num_tokens)
+        kept = num_tokens // 2
+        if kept:
+            self.forward(ids_T[:kept], cache, num_logits=0)
+        self.forward(ids_T.flip(0)[kept:], cache, num_logits=0)
+        cache.rollback(kept)
+        self._compare(self.forward(ids_T[kept:], cache, num_logits=num_tokens - kept), expected_TV[kept:])
+
+    def _check_long_past(self) -> None:
+        """Compare a block behind a past longer than any window against transformers' own growing cache."""
+        from transformers import DynamicCache
+
+        windows = [size for name, size in self._config.to_dict().items() if "window" in name and isinstance(size, int)]
+        num_tokens = min(4, self._context_length)
+        num_past = min(max(windows, default=0) + 2 * KEY_BUCKET, self._context_length - num_tokens)
+        if num_past == 0:
+            return
+        ids_T = self._probe_ids(num_tokens)
+        cache = self._random_cache(num_past + num_tokens)
+        cache.advance(num_past)
+        growing = DynamicCache(config=self._config)
+        buffers = iter(cache.buffers())
+        for index, (keys, values) in enumerate(zip(buffers, buffers, strict=True)):
+            growing.update(keys[:, :, :num_past].clone(), values[:, :, :num_past].clone(), index)
+        expected_TV = self._model(input_ids=ids_T[None], cache=growing, use_cache=True).logits[0]
+        self._compare(self.forward(ids_T, cache, num_logits=num_tokens), expected_TV)
+
+    def _compare(self, rows_TV: torch.Tensor, expected_TV: torch.Tensor) -> None:
+        worst = float((rows_TV - expected_TV.float()).abs().max())
+        tolerance = 1e-3 if self._model.dtype == torch.float32 else 0.1
+        # Written so that a NaN is refused too.
+        if not worst <= tolerance * max(float(expected_TV.float().std()), 1e-6):
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__} gives other logits over a preallocated cache (by {worst:.3g}) "
+                "than by itself, so it cannot be rolled back exactly"
+            )
+
+    def _random_cache(self, capacity: int) -> RewindableCache:
+        """A cache whose every position holds something: any past will do, as long as it is the same."""
+        cache = self.new_cache(capacity)
+        generator = torch.Generator().manual_seed(0)
+        for buffer in cache.buffers():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+        return cache
+
+    def _rows_at_width(self, width: int) -> list[torch.Tensor]:
+        """The same rows, across the edge of a key bucket, in calls of one width and again half a width later."""
+        num_rows = min(max(PROBED_WIDTHS), self._context_length)
+        first = min(KEY_BUCKET - num_rows // 2, self._context_length - num_rows)
+        ids_T = self._probe_ids(num_rows)
+        before, self._widths = self._widths, ExactWidths((width,))
+        try:
+            runs = []
+            for shift in {0, width // 2}:
+                cache = self._random_cache(first + num_rows)
+                cache.advance(first)
+                blocks_T = [ids_T[:shift], *torch.split(ids_T[shift:], width)]
+                runs.append(torch.cat([self.forward(b, cache, num_logits=len(b)) for b in blocks_T if len(b)]))
+        finally:
+            self._widths = before
+        return runs
+
+    def _probe_ids(self, num_tokens: int) -> torch.Tensor:
+        ids_T = torch.randint(self._vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens))
+        return ids_T.to(self.device)
+
+
+def refuse_unless_rewindable(model: PreTrainedModel) -> None:
+    """Raise UnsupportedModelError, naming the class, where it is known beforehand that the past cannot be cut back."""
+    class_name, config = type(model).__name__, model.config
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{class_name} is an encoder-decoder; Slipstream runs decoder-only models")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModelError(
+            f"{class_name} carries a recurrent or convolutional state, which cannot be cut back to an earlier token"
+        )
+    if not model.can_generate():
+        raise UnsupportedModelError(f"{class_name} has no language-modelling head; load it as AutoModelForCausalLM")
+    layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
+    if layer_types - EXACT_LAYER_TYPES:
+        raise UnsupportedModelError(
+            f"{class_name} has layers of type {', '.join(sorted(layer_types - EXACT_LAYER_TYPES))}; "
+            f"only {', '.join(sorted(EXACT_LAYER_TYPES))} can be rolled back exactly"
+        )
+    if "cache" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError(f"{class_name} takes no key/value cache that could be rolled back")
+    attention = getattr(config, "_attn_implementation", None)
+    if attention not in {"sdpa", "eager"}:
+        raise UnsupportedModelError(
+            f"{class_name} was loaded with {attention} attention, which takes no mask over a preallocated cache; "
+            "load it with attn_implementation='sdpa'"
+        )
+
+
+def _context_length(config: Any, class_name: str) -> int:
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    found: list[int] = [getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)]
+    if not found:
+        raise ValueError(f"{class_name}'s configuration has none of {', '.join(names)}: give context_length")
+    return min([found[0], *_positions_before_rescaling(getattr(config, "rope_parameters", None))])
+
+
+def _positions_before_rescaling(rope_parameters: Any) -> list[int]:
+    """LongRoPE rotates by other angles once a text outgrows the original context, also what is cached already."""
+    if not isinstance(rope_parameters, dict):
+        return []
+    found = [number for nested in rope_parameters.values() for number in _positions_before_rescaling(nested)]
+    if rope_parameters.get("rope_type") == "longrope":
+        original = rope_parameters.get("original_max_position_embeddings")
+        found += [original] if isinstance(original, int) else []
+    return found
