@@ -18,9 +18,12 @@ from models.errors import (
     SlipstreamError,
     UnsupportedModelError,
 )
+from models.free_memory import available_memory
 from models.linear import WeightKind
-from models.loading import LoadedModel, load_model
+from models.loading import LoadedModel, OpenModel, open_model
+from models.memory import check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
+from models.pair import check_pair
 from models.tokenizer import Tokenizer
 
 __all__ = [
@@ -36,6 +39,7 @@ __all__ = [
     "ModelConfig",
     "NgramIndex",
     "NgramMatch",
+    "OpenModel",
     "PairError",
     "RopeConfig",
     "RopeScaling",
@@ -43,7 +47,11 @@ __all__ = [
     "Tokenizer",
     "UnsupportedModelError",
     "WeightKind",
+    "available_memory",
+    "check_memory",
+    "check_pair",
     "demo_weights",
-    "load_model",
+    "estimate_memory",
     "open_checkpoint",
+    "open_model",
 ]

@@ -6,10 +6,28 @@ Owns their construction and their end. Knows nothing of requests or text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
-from models import CausalModel, LoadedModel, Tokenizer, demo_weights, load_model
+from models import (
+    CausalModel,
+    Decoder,
+    LoadedModel,
+    ModelConfig,
+    OpenModel,
+    Tokenizer,
+    UnsupportedModelError,
+    WeightKind,
+    available_memory,
+    check_memory,
+    check_pair,
+    demo_weights,
+    estimate_memory,
+    open_model,
+)
 from runtime.load_settings import DraftKind, DraftSpec, LoadSettings
 from scheduler import (
     AdaptiveGamma,
@@ -26,8 +44,12 @@ from scheduler import (
 )
 
 DEFAULT_CONTEXT_LENGTH = 8192
-_PRIOR_ALPHA = {DraftKind.NGRAM: 0.5, DraftKind.EARLY_EXIT: 0.4, DraftKind.MODEL: 0.6}
+_EARLY_EXIT_SHARE = 5
+"""Early exit takes one layer in this many unless told otherwise."""
+_PRIOR_ALPHA = {DraftKind.NGRAM: 0.5, DraftKind.EARLY_EXIT: 0.3, DraftKind.MODEL: 0.6}
 """Acceptance rate assumed before the first verdict."""
+
+_logger = logging.getLogger("slipstream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +58,10 @@ class Engine:
 
     tokenizer: Tokenizer
     target: Lane
+    weights: WeightKind
     loop: SequentialLoop
     draft_names: tuple[str, ...]
     streams: tuple[Stream, ...]
-    context_length: int
 
     async def close(self) -> None:
         """End the streams' threads, off the event loop."""
@@ -56,7 +78,7 @@ async def build_engine(settings: LoadSettings) -> Engine:
     # Draft and target take turns here: one worker serves both, and no second pool of threads stands in its way.
     stream = ThreadStream("target", num_threads=settings.threads)
     try:
-        launch = stream.launch(lambda: _assemble(settings, stream))
+        launch = stream.launch(lambda: _assemble(settings, stream), writes=("target.cache",))
         await stream.record()
         return launch.result()
     except BaseException:
@@ -65,46 +87,113 @@ async def build_engine(settings: LoadSettings) -> Engine:
 
 
 def _assemble(settings: LoadSettings, stream: Stream) -> Engine:
-    loaded = load_model(demo_weights() if settings.target is None else settings.target, weights=settings.weights)
-    context_length = _context_length(settings, loaded.model)
-    target = Lane("target", loaded.model, stream, capacity=context_length)
-    target.measure_costs()
-    proposers = tuple(
-        _new_proposer(spec, settings, target, loaded, stream, source=source)
-        for source, spec in enumerate(settings.draft_specs())
-    )
-    loop = SequentialLoop(
-        target, stream, proposers, max_gamma=settings.gamma_limit, warmup_tokens=settings.warmup_tokens
-    )
+    specs = settings.draft_specs()
+    with ExitStack() as stack:
+        source = demo_weights() if settings.target is None else settings.target
+        opened = stack.enter_context(open_model(source, weights=settings.weights))
+        drafts = [_open_draft(spec, settings, stack) for spec in specs]
+        _check_memory(settings, opened.config, specs, drafts)
+        loaded = opened.load()
+        target = Lane("target", loaded.model, stream, capacity=_context_length(settings, loaded.model.context_length))
+        target.measure_costs()
+        proposers = tuple(
+            _new_proposer(index, spec, settings, target, _draft_model(spec, draft, loaded))
+            for index, (spec, draft) in enumerate(zip(specs, drafts, strict=True))
+        )
     return Engine(
         tokenizer=loaded.tokenizer,
         target=target,
-        loop=loop,
+        weights=loaded.weights,
+        loop=SequentialLoop(
+            target, stream, proposers, max_gamma=settings.gamma_limit, warmup_tokens=settings.warmup_tokens
+        ),
         draft_names=tuple(proposer.name for proposer in proposers),
         streams=(stream,),
-        context_length=context_length,
     )
 
 
-def _context_length(settings: LoadSettings, model: CausalModel) -> int:
+def _open_draft(spec: DraftSpec, settings: LoadSettings, stack: ExitStack) -> OpenModel | None:
+    if spec.source is None:
+        return None
+    return stack.enter_context(open_model(spec.source, weights=settings.weights))
+
+
+def _check_memory(
+    settings: LoadSettings,
+    target: ModelConfig | None,
+    specs: Sequence[DraftSpec],
+    drafts: Sequence[OpenModel | None],
+) -> None:
+    """Refuse before anything large is allocated; models that transformers runs cannot be estimated and pass."""
+    if target is None:
+        return
+    draft_config = None
+    for spec, draft in zip(specs, drafts, strict=True):
+        if draft is not None:
+            draft_config = draft.config
+        elif spec.kind is DraftKind.EARLY_EXIT:
+            draft_config = dataclasses.replace(target, num_layers=_num_exit_layers(spec, target))
+    has_own_weights = any(draft is not None for draft in drafts)
+    estimate = estimate_memory(
+        target,
+        context_length=_context_length(settings, target.context_length),
+        target_weights=settings.weights,
+        draft=draft_config,
+        draft_weights=settings.weights if has_own_weights else None,
+    )
+    check_memory(estimate, available_memory())
+
+
+def _context_length(settings: LoadSettings, model_context_length: int) -> int:
     if settings.context_length is None:
-        return min(model.context_length, DEFAULT_CONTEXT_LENGTH)
-    if settings.context_length > model.context_length:
+        return min(model_context_length, DEFAULT_CONTEXT_LENGTH)
+    if settings.context_length > model_context_length:
         raise ValueError(
-            f"context_length must be at most {model.context_length}, the model's own, got {settings.context_length}"
+            f"context_length must be at most {model_context_length}, the model's own, got {settings.context_length}"
         )
     return settings.context_length
 
 
-def _new_proposer(
-    spec: DraftSpec, settings: LoadSettings, target: Lane, loaded: LoadedModel, stream: Stream, *, source: int
-) -> Proposer:
+def _num_exit_layers(spec: DraftSpec, target: ModelConfig) -> int:
+    if spec.num_layers is None:
+        return max(1, target.num_layers // _EARLY_EXIT_SHARE)
+    if spec.num_layers >= target.num_layers:
+        raise ValueError(
+            f"early-exit:{spec.num_layers} must name fewer layers than the target's {target.num_layers}; "
+            f"about {max(1, target.num_layers // _EARLY_EXIT_SHARE)} is a good start"
+        )
+    return spec.num_layers
+
+
+def _draft_model(spec: DraftSpec, draft: OpenModel | None, target: LoadedModel) -> CausalModel | None:
     if spec.kind is DraftKind.NGRAM:
-        return NgramProposer(_policy_factory(spec, settings, target.costs, None), source=source)
-    model = _draft_model(spec, settings, loaded)
-    lane = Lane(f"draft{source}", model, stream, capacity=min(target.capacity, model.context_length))
+        return None
+    if draft is None:
+        if not isinstance(target.model, Decoder):
+            raise UnsupportedModelError(f"early exit needs the lean decoder, but transformers runs {target.model.name}")
+        return target.model.first_layers(_num_exit_layers(spec, target.model.config))
+    loaded = draft.load()
+    report = check_pair(
+        target.tokenizer,
+        loaded.tokenizer,
+        target_vocab_size=target.model.vocab_size,
+        draft_vocab_size=loaded.model.vocab_size,
+        target_num_parameters=target.num_parameters,
+        draft_num_parameters=loaded.num_parameters,
+    )
+    for warning in report.warnings:
+        _logger.warning("%s", warning)
+    return loaded.model
+
+
+def _new_proposer(
+    index: int, spec: DraftSpec, settings: LoadSettings, target: Lane, model: CausalModel | None
+) -> Proposer:
+    if model is None:
+        return NgramProposer(_policy_factory(spec, settings, target.costs, None), source=index)
+    lane = Lane("draft", model, target.stream, capacity=min(target.capacity, model.context_length))
     lane.measure_costs()
-    return ModelProposer(lane, _policy_factory(spec, settings, target.costs, lane.costs)(), source=source)
+    return ModelProposer(lane, _policy_factory(spec, settings, target.costs, lane.costs)(), source=index)
 
 
 def _policy_factory(
@@ -119,12 +208,3 @@ def _policy_factory(
         draft_costs=draft_costs,
         prior_alpha=_PRIOR_ALPHA[spec.kind],
     )
-
-
-def _draft_model(spec: DraftSpec, settings: LoadSettings, target: LoadedModel) -> CausalModel:
-    if spec.kind is DraftKind.EARLY_EXIT:
-        num_layers = spec.num_layers or max(1, target.model.config.num_layers // 5)
-        return target.model.first_layers(num_layers)
-    draft = load_model(spec.source, weights=settings.weights)
-    check_pair(target.tokenizer, draft.tokenizer)
-    return draft.model

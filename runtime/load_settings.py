@@ -6,20 +6,19 @@ Owns `LoadSettings` and the spelling of draft sources. Knows nothing of checkpoi
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from models import WeightKind
+from runtime.keywords import as_choice, check_names
 from scheduler import Verification, check_integer, check_number
 
 MAX_GAMMA = 15
 DEFAULT_MAX_GAMMA = 8
 ADAPTIVE = "adaptive"
-
-Choice = TypeVar("Choice", bound=Enum)
 
 
 class Mode(StrEnum):
@@ -64,12 +63,12 @@ class LoadSettings:
     draft: str | Path | Sequence[str | Path] | None = "auto"
     """`auto` (n-gram, and for the demo model early exit), `none`, `ngram`, `early-exit`, `early-exit:K`, a model,
     or a list of these; the first one with something to propose is heard."""
-    mode: Mode | str = Mode.SEQUENTIAL
+    mode: Mode = Mode.SEQUENTIAL
     gamma: int | str = ADAPTIVE
     """Tokens proposed a round: a number, or `adaptive` by measured costs and acceptance."""
     max_gamma: int = DEFAULT_MAX_GAMMA
     """Upper limit of adaptive gamma."""
-    weights: WeightKind | str = WeightKind.FLOAT16
+    weights: WeightKind = WeightKind.FLOAT16
     threads: int | None = None
     """Intra-op threads of model work; None takes torch's own choice."""
     context_length: int | None = None
@@ -84,8 +83,9 @@ class LoadSettings:
     """`auto` or `cpu`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", _choice("mode", Mode, self.mode))
-        object.__setattr__(self, "weights", _choice("weights", WeightKind, self.weights))
+        for name, kind in (("mode", Mode), ("weights", WeightKind)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, not {type(getattr(self, name)).__name__}")
         if self.gamma != ADAPTIVE:
             if isinstance(self.gamma, str):
                 raise ValueError(
@@ -108,6 +108,16 @@ class LoadSettings:
             raise TypeError(f"target must be a path or a hub id, not {type(self.target).__name__}")
         self.draft_specs()
 
+    @classmethod
+    def from_keywords(cls, keywords: Mapping[str, Any]) -> LoadSettings:
+        """Check names, turn names of modes, weights and rules into these, then check values."""
+        check_names(keywords, cls)
+        values = dict(keywords)
+        for name, kind in (("mode", Mode), ("weights", WeightKind), ("verification", Verification)):
+            if values.get(name) is not None:
+                values[name] = as_choice(name, kind, values[name])
+        return cls(**values)
+
     @property
     def fixed_gamma(self) -> int | None:
         """The fixed gamma, or None where it adapts."""
@@ -124,9 +134,10 @@ class LoadSettings:
             return ()
         drafts = [self.draft] if isinstance(self.draft, (str, Path)) else list(self.draft)
         specs = tuple(spec for draft in drafts for spec in _draft_specs(draft, is_demo=self.target is None))
-        for kind in (DraftKind.NGRAM, DraftKind.EARLY_EXIT):
-            if sum(spec.kind is kind for spec in specs) > 1:
-                raise ValueError(f"draft names {kind.value} twice; once is enough")
+        if sum(spec.kind is DraftKind.NGRAM for spec in specs) > 1:
+            raise ValueError("draft names 'ngram' twice; once is enough")
+        if sum(spec.kind is not DraftKind.NGRAM for spec in specs) > 1:
+            raise ValueError("draft may name one of early exit and a draft model, and 'ngram' beside it")
         return specs
 
 
@@ -152,15 +163,3 @@ def _draft_specs(draft: object, *, is_demo: bool) -> tuple[DraftSpec, ...]:
     if not count.isdecimal() or int(count) < 1:
         raise ValueError(f"draft {draft!r} must name a number of layers, as in 'early-exit:4'")
     return (DraftSpec(kind=DraftKind.EARLY_EXIT, num_layers=int(count)),)
-
-
-def _choice(name: str, kind: type[Choice], value: object) -> Choice:
-    if isinstance(value, kind):
-        return value
-    names = ", ".join(repr(member.value) for member in kind)
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be one of {names}, not {type(value).__name__}")
-    try:
-        return kind(value)
-    except ValueError:
-        raise ValueError(f"{name} must be one of {names}, got {value!r}") from None

@@ -5,23 +5,14 @@ Owns the public option names (those of vLLM and OpenAI), their defaults and thei
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from runtime.keywords import as_choice, check_names
 from runtime.stop import checked_stops
 from scheduler import SamplingSettings, Verification, check_integer
-
-_OTHER_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "do_sample": "temperature",
-    "model": "target",
-}
-"""Names that other libraries use for the same thing."""
 
 
 class GenerationKeywords(TypedDict, total=False):
@@ -113,7 +104,7 @@ class GenerationOptions:
         if values.get("top_k") == -1 and not isinstance(values["top_k"], bool):
             values["top_k"] = 0
         if values.get("verification") is not None:
-            values["verification"] = as_verification(values["verification"])
+            values["verification"] = as_choice("verification", Verification, values["verification"])
         return cls(**values)
 
     def sampling_settings(self, *, seed: int | None = None) -> SamplingSettings:
@@ -137,41 +128,6 @@ class GenerationOptions:
             seed=secrets.randbits(63) if seed is None else seed,
             verification=rule,
         )
-
-
-def check_names(keywords: Iterable[str], settings: type) -> None:
-    """Raise unless every keyword is a field of the dataclass `settings`.
-
-    Raises:
-        TypeError: naming the first unknown one, and the one that may have been meant.
-    """
-    known = sorted(option.name for option in dataclasses.fields(settings))
-    for name in keywords:
-        if name not in known:
-            raise TypeError(f"unknown option {name!r}{_suggestion(name, known)}; known options: {', '.join(known)}")
-
-
-def as_verification(value: object) -> Verification:
-    """A verification rule from its name.
-
-    Raises:
-        TypeError: if `value` is neither a name nor a rule.
-        ValueError: if there is no such rule.
-    """
-    if isinstance(value, Verification):
-        return value
-    if not isinstance(value, str):
-        raise TypeError(f"verification must be 'coupled' or 'rejection', not {type(value).__name__}")
-    try:
-        return Verification(value)
-    except ValueError:
-        raise ValueError(f"verification must be 'coupled' or 'rejection', got {value!r}") from None
-
-
-def _suggestion(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    meant = _OTHER_NAMES.get(name) or (close[0] if close else None)
-    return f" (did you mean {meant!r}?)" if meant in known else ""
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:

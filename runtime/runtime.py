@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -15,7 +16,7 @@ from runtime.engine import Engine, build_engine
 from runtime.errors import ContextLengthError, RuntimeClosedError
 from runtime.load_settings import LoadSettings
 from runtime.metrics import MetricsRecorder
-from runtime.options import GenerationKeywords, GenerationOptions, check_names
+from runtime.options import GenerationKeywords, GenerationOptions
 from runtime.request_queue import RequestQueue
 from runtime.result import Chunk, GenerationResult
 from runtime.token_stream import TokenStream
@@ -44,15 +45,14 @@ class Runtime:
         self._closed = False
 
     @classmethod
-    async def load(cls, target: str | None = None, **options: Any) -> Runtime:
+    async def load(cls, target: str | Path | None = None, **options: Any) -> Runtime:
         """Load a target and its drafts; `LoadSettings` explains the options.
 
         Raises:
             TypeError, ValueError: for options of the wrong name, type or value.
             SlipstreamError: if a model cannot be loaded or paired.
         """
-        check_names(options, LoadSettings)
-        settings = LoadSettings(target=target, **options)
+        settings = LoadSettings.from_keywords({"target": target, **options})
         return cls(await build_engine(settings), settings)
 
     async def __aenter__(self) -> Self:
@@ -81,7 +81,7 @@ class Runtime:
     @property
     def context_length(self) -> int:
         """Most tokens of prompt and output together."""
-        return self._engine.context_length
+        return self._engine.target.capacity
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -156,8 +156,9 @@ class Runtime:
             return tuple(await asyncio.to_thread(self.tokenizer.encode, prompt))
         if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
             raise TypeError(f"prompt must be text, token ids or chat messages, not {type(prompt).__name__}")
-        if all(isinstance(item, Mapping) for item in prompt) and prompt:
-            return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, prompt))
+        messages = [item for item in prompt if isinstance(item, Mapping)]
+        if messages and len(messages) == len(prompt):
+            return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages))
         return tuple(_checked_ids(prompt, self._engine.target.model.vocab_size))
 
     def _request(self, prompt_ids: tuple[int, ...], options: GenerationOptions) -> DecodeRequest:
