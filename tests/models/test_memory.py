@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import available_memory as available_memory_module
-from models.available_memory import AvailableMemory, available_memory
+from models import free_memory
 from models.config import Family, ModelConfig
 from models.decoder import Decoder
 from models.errors import InsufficientMemoryError
+from models.free_memory import AvailableMemory, available_memory
 from models.linear import WeightKind
 from models.memory import check_memory, estimate_memory, num_parameters
 
@@ -138,7 +138,7 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("700000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 200000\nactive_file 7\n")
-    monkeypatch.setattr(available_memory_module, "CONTROL_GROUP_FOLDER", tmp_path)
+    monkeypatch.setattr(free_memory, "CONTROL_GROUP_FOLDER", tmp_path)
     assert available_memory().num_bytes == 500_000
     assert "container" in available_memory().reason
     (tmp_path / "memory.max").write_text("max\n")
@@ -146,14 +146,14 @@ def test_a_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_without_proc_the_operating_system_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(available_memory_module, "CONTROL_GROUP_FOLDER", tmp_path)
-    monkeypatch.setattr(available_memory_module, "MEMORY_FILE", tmp_path / "missing")
-    monkeypatch.setattr(available_memory_module.os, "sysconf", {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}.__getitem__)
+    monkeypatch.setattr(free_memory, "CONTROL_GROUP_FOLDER", tmp_path)
+    monkeypatch.setattr(free_memory, "MEMORY_FILE", tmp_path / "missing")
+    monkeypatch.setattr(free_memory.os, "sysconf", {"SC_AVPHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert available_memory().num_bytes == 3 * 4096
 
     def refuse(name: str) -> int:
         raise ValueError("unrecognized configuration name")
 
-    monkeypatch.setattr(available_memory_module.os, "sysconf", refuse)
+    monkeypatch.setattr(free_memory.os, "sysconf", refuse)
     assert available_memory().num_bytes is None
     assert "unrecognized configuration name" in available_memory().reason
