@@ -9,7 +9,6 @@ from models.causal_model import Cache, CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import Family, ModelConfig, RopeConfig, RopeScaling
 from models.decoder import Decoder
-from models.demo import demo_weights
 from models.errors import (
     CheckpointError,
     InsufficientMemoryError,
@@ -50,7 +49,6 @@ __all__ = [
     "available_memory",
     "check_memory",
     "check_pair",
-    "demo_weights",
     "estimate_memory",
     "open_checkpoint",
     "open_model",

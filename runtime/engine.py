@@ -24,10 +24,10 @@ from models import (
     available_memory,
     check_memory,
     check_pair,
-    demo_weights,
     estimate_memory,
     open_model,
 )
+from models.demo import demo_weights
 from runtime.load_settings import DraftKind, DraftSpec, LoadSettings
 from scheduler import (
     AdaptiveGamma,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -213,3 +214,16 @@ def test_the_real_file_is_what_the_constants_say(demo_gguf: Path, monkeypatch: p
     monkeypatch.undo()
     assert demo_gguf.stat().st_size == demo.GGUF_BYTES
     assert hashlib.sha256(demo_gguf.read_bytes()).hexdigest() == demo.GGUF_SHA256
+
+
+def test_running_the_module_warns_of_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "models.demo"],
+        env=os.environ | {"SLIPSTREAM_DEMO": str(tmp_path / "missing")},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the demo weights were to come from")
