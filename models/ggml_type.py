@@ -69,7 +69,7 @@ def dequantize(blocks: npt.NDArray[np.uint8], ggml_type: GgmlType) -> torch.Tens
     chunk_blocks = _CHUNK_ELEMENTS // ggml_type.block_elements
     with np.errstate(all="ignore"):  # a malformed scale may overflow; the numbers are the file's own
         for first in range(0, num_blocks, chunk_blocks):
-            last = min(first + chunk_blocks, num_blocks)
+            last = first + chunk_blocks
             stored = blocks[first * ggml_type.block_bytes : last * ggml_type.block_bytes]
             # One long row: the package works through rows in groups of 16, which is slow for short ones.
             values[first * ggml_type.block_elements : last * ggml_type.block_elements] = quants.dequantize(

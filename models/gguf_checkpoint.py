@@ -23,12 +23,14 @@ from models.fingerprint import WeightFile, fingerprint_files
 from models.ggml_type import dequantize
 from models.gguf_config import parse_gguf_config
 from models.gguf_file import GgufFile, GgufTensor
-from models.settings_reader import MAX_DIMENSION
 
 if TYPE_CHECKING:
     from models.tokenizer import Tokenizer
 
 Scalar = TypeVar("Scalar", bound=np.generic)
+
+MAX_ROPE_DIVISORS = 1 << 12
+"""Most numbers of `rope_freqs.weight` that are looked at; a head has one for each two of its dimensions."""
 
 _ROPE_DIVISORS = "rope_freqs.weight"
 _GLOBAL_NAMES = {
@@ -111,7 +113,7 @@ class GgufCheckpoint(Checkpoint):
         return None
 
     def _read_divisors(self, tensor: GgufTensor) -> tuple[float, ...]:
-        if math.prod(tensor.shape) > MAX_DIMENSION:
+        if math.prod(tensor.shape) > MAX_ROPE_DIVISORS:
             raise CheckpointError(f"{self._file.path}: the tensor {tensor.name} has the shape {tensor.shape}")
         return tuple(self._read(tensor).flatten().tolist())
 

@@ -121,6 +121,7 @@ def test_only_safe_files_are_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "model.pt",
         "modeling_mystery.py",
         "onnx/model.safetensors",
+        "model-old/part.safetensors",
         "tokenizer.pkl",
     ]
 

@@ -281,6 +281,9 @@ def test_the_file_must_be_a_json_object(tmp_path: Path) -> None:
         path.write_bytes(text)
         with pytest.raises(CheckpointError, match=r"config\.json"):
             read_config(tmp_path)
+    path.write_text(json.dumps(SMALL)[:-1] + ', "vocab_size": 48}')
+    with pytest.raises(CheckpointError, match="'vocab_size' appears twice"):
+        read_config(tmp_path)
     path.write_bytes(b" " * (16 << 20) + b" {}")
     with pytest.raises(CheckpointError, match="larger than"):
         read_config(tmp_path)

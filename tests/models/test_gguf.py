@@ -154,6 +154,11 @@ def test_senseless_rope_divisors_are_refused(divisors: list[float], tmp_path: Pa
         open_tiny(tmp_path, "llama", {}, rope_freqs=np.array(divisors, dtype=np.float32))
 
 
+def test_an_absurd_number_of_rope_divisors_is_refused_unread(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"rope_freqs\.weight has the shape \(5000,\)"):
+        open_tiny(tmp_path, "llama", {}, rope_freqs=np.ones(5000, dtype=np.float32))
+
+
 @pytest.mark.parametrize(("window", "expected"), [(None, None), (0, None), (8, 8), (256, None)])
 def test_sliding_window(window: int | None, expected: int | None, tmp_path: Path) -> None:
     assert open_tiny(tmp_path, "llama", {"llama.attention.sliding_window": window}).config.sliding_window == expected
@@ -242,6 +247,8 @@ def test_tensors_the_decoder_would_not_use_are_named(tmp_path: Path) -> None:
         open_tiny(tmp_path, "llama", {}, mystery=extra)
     with pytest.raises(UnsupportedModelError, match=r"blk\.0\.attn_mystery"):
         open_tiny(tmp_path, "llama", {}, **{"blk.0.attn_mystery": extra})
+    with pytest.raises(UnsupportedModelError, match=r"blk\.00\.attn_norm"):
+        open_tiny(tmp_path, "llama", {}, **{"blk.00.attn_norm": extra})
 
 
 def test_other_element_types_are_named(tmp_path: Path) -> None:

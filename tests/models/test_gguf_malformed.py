@@ -118,6 +118,8 @@ def test_the_pieces_of_this_module_make_a_good_file(path: Path) -> None:
         (b"GGML" + bytes(64), "not a GGUF file"),
         (header(version=1), "GGUF version 1"),
         (header(version=4), "GGUF version 4"),
+        (header(tensors=(1 << 16) + 1), "65537 tensors are more than"),
+        (header(keys=(1 << 16) + 1), "65537 metadata keys are more than"),
         (header(version=3 << 24), "big-endian"),
         (with_key(13, bytes(8)), "value type 13"),
         (with_key(ARRAY, array(13, 0, b"")), "value type 13"),
@@ -139,6 +141,7 @@ def test_the_pieces_of_this_module_make_a_good_file(path: Path) -> None:
         (with_tensors(tensor(b"x", (16,)), tensor(b"y", (4,), offset=32)), "'y' overlaps"),
         (with_tensors(tensor(b"n" * 2000, (4,))), "longer than"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_malformed_files_say_what_is_wrong(content: bytes, message: str, path: Path) -> None:
     refuse(path, content, message)

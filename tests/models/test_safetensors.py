@@ -122,8 +122,9 @@ def test_fingerprints_tell_weights_apart(llama_folder: Path, folder: Path) -> No
     changed = open_checkpoint(folder).fingerprint
     assert changed != first
 
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, "rms_norm_eps": 0.5}))
+    settings = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(settings.replace("1e-06", "2e-06"))
+    assert open_checkpoint(folder).config.rms_norm_eps == 2e-06
     assert open_checkpoint(folder).fingerprint not in (first, changed)
 
 
