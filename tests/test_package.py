@@ -67,6 +67,20 @@ def test_importing_the_packages_leaves_slow_libraries_alone() -> None:
     assert run_python(code).split() == []
 
 
+def test_a_program_is_not_imported_by_its_package() -> None:
+    """`python -m` would run such a module a second time, and says so in a warning."""
+    programs = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if "__name__ ==" in path.read_text()
+    ]
+    assert "models.demo" in programs
+    code = "import sys, importlib\nimportlib.import_module(sys.argv[1])\nprint(sys.argv[2] in sys.modules)"
+    for program in programs:
+        assert run_python(code, program.rpartition(".")[0], program).strip() == "False", program
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_package_is_marked_as_typed(package: str) -> None:
     assert (ROOT / package / "py.typed").is_file()
