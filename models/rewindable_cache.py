@@ -148,6 +148,12 @@ class RewindableCache:
             raise ValueError(f"{num_tokens} tokens do not fit behind {self.length} in a cache of {self.capacity}")
         self._extent.length += num_tokens
 
+    def fill_at_random(self) -> None:
+        """Write the same random entries everywhere: a past for measuring with, where any will do."""
+        generator = torch.Generator().manual_seed(0)
+        for buffer in self.buffers():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+
     def key_length_at(self, position: int) -> int:
         """How many keys the query at `position` is run against, with room for the padding behind it."""
         return key_length_at(position) + self._spare_positions

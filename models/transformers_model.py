@@ -1,8 +1,8 @@
 """Any `AutoModelForCausalLM` whose cache can be cut back exactly, behind the project's own protocol.
 
-Owns the refusal of models that cannot be rewound, and the padding that makes a row's bits independent of
-the call it came in. Knows nothing of rounds or text. The lean `models.decoder` is faster; this is
-for architectures that it does not compute.
+Owns the calls of the wrapped model and the padding that makes a row's bits independent of the call it came
+in. Knows nothing of rounds or text, nor how to tell which models can be rewound (`models.rewind_check`). The lean
+`models.decoder` is faster; this is for architectures that it does not compute.
 
 Shape suffixes: T tokens of a call, R logit rows asked for, W tokens of a padded call, S cache positions, V vocabulary.
 """
@@ -18,17 +18,23 @@ from models.block_width import ExactWidths, choose_widths, equal_width_classes
 from models.causal_model import Cache
 from models.errors import CheckpointError, UnsupportedModelError
 from models.kv_cache import KEY_BUCKET
+from models.rewind_check import (
+    check_long_past,
+    check_rollback,
+    measure_layers,
+    random_ids,
+    refuse_unless_rewindable,
+    stated_context_length,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from models.rewindable_cache import LayerShape, RewindableCache
+    from models.rewindable_cache import RewindableCache
 
 DEFAULT_MAX_BLOCK = 256
 PROBED_WIDTHS = (4, 5, 6, 8, 12, 16)
 """Widths that are tried; narrower calls seldom agree with them and cost hardly less."""
-EXACT_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
-"""Layers whose past is one key and one value for each position. A sliding window is only a mask over these."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Names under which configurations say that a layer is a mixture of experts."""
 
@@ -67,17 +73,17 @@ class TransformersModel:
         self._config: Any = model.config.get_text_config(decoder=True)
         self._name = name or model.config.name_or_path or type(model).__name__
         self._max_block = max_block
-        self._context_length = context_length or _context_length(self._config, type(model).__name__)
+        self._context_length = context_length or stated_context_length(model)
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._widths = ExactWidths((1,))
         try:
             with torch.inference_mode():
-                self._layer_shapes, self._vocab_size = self._measure_layers()
+                self._layer_shapes, self._vocab_size = measure_layers(model)
                 self.probe()
-                self._check_rollback()
-                self._check_long_past()
+                check_rollback(self, model)
+                check_long_past(self, model)
         except torch.OutOfMemoryError:
             raise
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
@@ -256,147 +262,20 @@ class TransformersModel:
         logits_1WV = self._model(input_ids=ids_W[None], cache=cache.layered, use_cache=True, **options).logits
         return torch.as_tensor(logits_1WV[0]).float()
 
-    def _measure_layers(self) -> tuple[tuple[LayerShape, ...], int]:
-        """The cache shape of each layer and the width of a logit row, from one token with transformers' own cache."""
-        from transformers import DynamicCache
-
-        from models.rewindable_cache import LayerShape
-
-        class_name = type(self._model).__name__
-        cache = DynamicCache(config=self._config)
-        ids_1T = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        logits_1TV = self._model(input_ids=ids_1T, cache=cache, use_cache=True).logits
-        keys_values = [(layer.keys, layer.values) for layer in cache.layers if getattr(layer, "keys", None) is not None]
-        if len(keys_values) != self._config.num_hidden_layers:
-            raise UnsupportedModelError(
-                f"{class_name} caches keys and values in {len(keys_values)} of its {self._config.num_hidden_layers} "
-                "layers; only models that do so in every layer can be rolled back exactly"
-            )
-        shapes = tuple(
-            LayerShape(
-                num_kv_heads=keys.shape[1],
-                key_dim=keys.shape[3],
-                value_dim=values.shape[3],
-                dtype=keys.dtype,
-                device=keys.device,
-            )
-            for keys, values in keys_values
-        )
-        return shapes, logits_1TV.shape[-1]
-
-    def _check_rollback(self) -> None:
-        """Compare blocks with a rollback between them against one pass without any cache."""
-        num_tokens = min(12, self._context_length)
-        ids_T = self._probe_ids(num_tokens)
-        expected_TV = self._model(input_ids=ids_T[None], use_cache=False).logits[0]
-        cache = self.new_cache(num_tokens)
-        kept = num_tokens // 2
-        if kept:
-            self.forward(ids_T[:kept], cache, num_logits=0)
-        self.forward(ids_T.flip(0)[kept:], cache, num_logits=0)
-        cache.rollback(kept)
-        self._compare(self.forward(ids_T[kept:], cache, num_logits=num_tokens - kept), expected_TV[kept:])
-
-    def _check_long_past(self) -> None:
-        """Compare a block behind a past longer than any window against transformers' own growing cache."""
-        from transformers import DynamicCache
-
-        windows = [size for name, size in self._config.to_dict().items() if "window" in name and isinstance(size, int)]
-        num_tokens = min(4, self._context_length)
-        num_past = min(max(windows, default=0) + 2 * KEY_BUCKET, self._context_length - num_tokens)
-        if num_past == 0:
-            return
-        ids_T = self._probe_ids(num_tokens)
-        cache = self._random_cache(num_past + num_tokens)
-        cache.advance(num_past)
-        growing = DynamicCache(config=self._config)
-        buffers = iter(cache.buffers())
-        for index, (keys, values) in enumerate(zip(buffers, buffers, strict=True)):
-            growing.update(keys[:, :, :num_past].clone(), values[:, :, :num_past].clone(), index)
-        expected_TV = self._model(input_ids=ids_T[None], cache=growing, use_cache=True).logits[0]
-        self._compare(self.forward(ids_T, cache, num_logits=num_tokens), expected_TV)
-
-    def _compare(self, rows_TV: torch.Tensor, expected_TV: torch.Tensor) -> None:
-        worst = float((rows_TV - expected_TV.float()).abs().max())
-        tolerance = 1e-3 if self._model.dtype == torch.float32 else 0.1
-        # Written so that a NaN is refused too.
-        if not worst <= tolerance * max(float(expected_TV.float().std()), 1e-6):
-            raise UnsupportedModelError(
-                f"{type(self._model).__name__} gives other logits over a preallocated cache (by {worst:.3g}) "
-                "than by itself, so it cannot be rolled back exactly"
-            )
-
-    def _random_cache(self, capacity: int) -> RewindableCache:
-        """A cache whose every position holds something: any past will do, as long as it is the same."""
-        cache = self.new_cache(capacity)
-        generator = torch.Generator().manual_seed(0)
-        for buffer in cache.buffers():
-            buffer.copy_(torch.randn(buffer.shape, generator=generator))
-        return cache
-
     def _rows_at_width(self, width: int) -> list[torch.Tensor]:
         """The same rows, across the edge of a key bucket, in calls of one width and again half a width later."""
         num_rows = min(max(PROBED_WIDTHS), self._context_length)
         first = min(KEY_BUCKET - num_rows // 2, self._context_length - num_rows)
-        ids_T = self._probe_ids(num_rows)
+        ids_T = random_ids(num_rows, self._vocab_size, self.device)
         before, self._widths = self._widths, ExactWidths((width,))
         try:
             runs = []
             for shift in {0, width // 2}:
-                cache = self._random_cache(first + num_rows)
+                cache = self.new_cache(first + num_rows)
+                cache.fill_at_random()
                 cache.advance(first)
                 blocks_T = [ids_T[:shift], *torch.split(ids_T[shift:], width)]
                 runs.append(torch.cat([self.forward(b, cache, num_logits=len(b)) for b in blocks_T if len(b)]))
         finally:
             self._widths = before
         return runs
-
-    def _probe_ids(self, num_tokens: int) -> torch.Tensor:
-        ids_T = torch.randint(self._vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens))
-        return ids_T.to(self.device)
-
-
-def refuse_unless_rewindable(model: PreTrainedModel) -> None:
-    """Raise UnsupportedModelError, naming the class, where it is known beforehand that the past cannot be cut back."""
-    class_name, config = type(model).__name__, model.config
-    if config.is_encoder_decoder:
-        raise UnsupportedModelError(f"{class_name} is an encoder-decoder; Slipstream runs decoder-only models")
-    if getattr(model, "_is_stateful", False):
-        raise UnsupportedModelError(
-            f"{class_name} carries a recurrent or convolutional state, which cannot be cut back to an earlier token"
-        )
-    if not model.can_generate():
-        raise UnsupportedModelError(f"{class_name} has no language-modelling head; load it as AutoModelForCausalLM")
-    layer_types = set(getattr(config.get_text_config(decoder=True), "layer_types", None) or ())
-    if layer_types - EXACT_LAYER_TYPES:
-        raise UnsupportedModelError(
-            f"{class_name} has layers of type {', '.join(sorted(layer_types - EXACT_LAYER_TYPES))}; "
-            f"only {', '.join(sorted(EXACT_LAYER_TYPES))} can be rolled back exactly"
-        )
-    if "cache" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModelError(f"{class_name} takes no key/value cache that could be rolled back")
-    attention = getattr(config, "_attn_implementation", None)
-    if attention not in {"sdpa", "eager"}:
-        raise UnsupportedModelError(
-            f"{class_name} was loaded with {attention} attention, which takes no mask over a preallocated cache; "
-            "load it with attn_implementation='sdpa'"
-        )
-
-
-def _context_length(config: Any, class_name: str) -> int:
-    names = ("max_position_embeddings", "max_seq_len", "seq_length")
-    found: list[int] = [getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)]
-    if not found:
-        raise ValueError(f"{class_name}'s configuration has none of {', '.join(names)}: give context_length")
-    return min([found[0], *_positions_before_rescaling(getattr(config, "rope_parameters", None))])
-
-
-def _positions_before_rescaling(rope_parameters: Any) -> list[int]:
-    """LongRoPE rotates by other angles once a text outgrows the original context, also what is cached already."""
-    if not isinstance(rope_parameters, dict):
-        return []
-    found = [number for nested in rope_parameters.values() for number in _positions_before_rescaling(nested)]
-    if rope_parameters.get("rope_type") == "longrope":
-        original = rope_parameters.get("original_max_position_embeddings")
-        found += [original] if isinstance(original, int) else []
-    return found
