@@ -144,6 +144,32 @@ def test_bits_of_a_row_do_not_depend_on_the_call(exact_model: TransformersModel)
         assert torch.equal(feed(exact_model, exact_model.new_cache(80), ids_T, widths), one_call_TV)
 
 
+def test_key_count_of_a_query_depends_on_its_position_alone(llama: TransformersModel) -> None:
+    """Attention over another number of keys, masked or not, sums in another order on some machines."""
+
+    def key_counts(widths: list[int]) -> list[int]:
+        """The key count that each of 200 positions was run with."""
+        cache = llama.new_cache(200)
+        calls: list[tuple[int, int]] = []
+
+        def note(_: object, __: object, options: dict[str, Any]) -> None:
+            calls.append((cache.length, options["attention_mask"].shape[-1]))
+
+        hook = llama._model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            feed(llama, cache, token_ids(200), widths)
+        finally:
+            hook.remove()
+        stops = [start for start, _ in calls[1:]] + [200]
+        return [count for (start, count), stop in zip(calls, stops, strict=True) for _ in range(start, stop)]
+
+    expected = key_counts([200])
+    assert len(expected) == 200
+    assert all(count > position for position, count in enumerate(expected))
+    for widths in ([1], [7], [60, 9, 4, 13]):
+        assert key_counts(widths) == expected
+
+
 def test_rollback_leaves_no_trace(exact_model: TransformersModel) -> None:
     ids_T, other_T = token_ids(80), token_ids(80, seed=1)
     straight_TV = feed(exact_model, exact_model.new_cache(100), ids_T, [5])
