@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from models.block_width import ExactWidths, probe_exact_widths
+from models.block_width import ExactWidths, places_to_probe, probe_exact_widths
 from models.kv_cache import KEY_BUCKET, KeyValueCache, key_length_at
 
 WINDOW_CANDIDATES = (*range(1, 18), 24, 32, 48, 64)
@@ -30,10 +30,11 @@ WINDOW_CANDIDATES = (*range(1, 18), 24, 32, 48, 64)
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionWindow:
-    """One attention call: block rows first .. stop - 1 against `key_length` keys, of which rows keep_* are used."""
+    """One attention call: block rows from `first` on against `key_length` keys, of which rows keep_* are used."""
 
     first: int
     stop: int
+    """May lie beyond the block: the call is padded with queries of zeros."""
     keep_first: int
     keep_stop: int
     key_length: int
@@ -52,21 +53,17 @@ def plan_windows(
 ) -> list[AttentionWindow]:
     """Cut a block of `num_tokens` at `position` into calls whose kept rows cover it in order.
 
-    Windows may overlap or reach past a change of key length; rows outside the kept range are computed
-    for the sake of the call's width and dropped.
-
-    Raises:
-        ValueError: if the block is narrower than every exact width.
+    Windows may overlap, reach past a change of key length or past the block; rows outside the kept range
+    are computed for the sake of the call's width and dropped.
     """
-    usable = widths.up_to(num_tokens)
     windows = []
     row = 0
     while row < num_tokens:
         key_length = key_length_at(position + row)
         segment_stop = min(num_tokens, key_length - position)
-        for width in usable.cover(segment_stop - row):
+        for width in widths.cover(segment_stop - row):
             keep_stop = min(row + width, segment_stop)
-            first = min(row, num_tokens - width)
+            first = max(0, min(row, num_tokens - width))
             mask_NS = _mask(position + first, width, key_length, group_size, sliding_window, device)
             windows.append(
                 AttentionWindow(
@@ -116,15 +113,17 @@ def attend(
     Returns:
         attended_TH, the concatenated heads in the order (group, kv head, feature), contiguous.
     """
-    if len(windows) == 1:
-        return _attend_window(queries_TGKD, keys_values_by_length[windows[0].key_length], windows[0])
+    num_tokens = queries_TGKD.shape[0]
     kept = []
     for window in windows:
-        rows_TH = _attend_window(
-            queries_TGKD[window.first : window.stop], keys_values_by_length[window.key_length], window
-        )
-        kept.append(rows_TH[window.keep_first - window.first : window.keep_stop - window.first])
-    return torch.cat(kept)
+        rows_TGKD = queries_TGKD[window.first : window.stop]
+        if window.stop > num_tokens:
+            rows_TGKD = F.pad(rows_TGKD, (0, 0, 0, 0, 0, 0, 0, window.stop - num_tokens))
+        rows_TH = _attend_window(rows_TGKD, keys_values_by_length[window.key_length], window)
+        if window.keep_stop - window.keep_first < window.stop - window.first:
+            rows_TH = rows_TH[window.keep_first - window.first : window.keep_stop - window.first]
+        kept.append(rows_TH)
+    return kept[0] if len(kept) == 1 else torch.cat(kept)
 
 
 def _attend_window(
@@ -156,15 +155,26 @@ def probe_window_widths(
     keys_values_S2KD.copy_(torch.randn(keys_values_S2KD.shape, generator=generator))
     queries_TGKD = torch.randn(num_tokens, group_size, num_kv_heads, head_dim, generator=generator).to(device)
 
-    def rows_at_width(width: int) -> list[torch.Tensor]:
-        widths = ExactWidths((width,))
-        runs = []
-        for first_position in (0, position):
+    def rows(width: int, first_position: int, split: int) -> torch.Tensor:
+        kept = []
+        for start, stop in ((0, split), (split, num_tokens)):
             windows = plan_windows(
-                first_position, num_tokens, group_size=group_size, sliding_window=None, widths=widths, device=device
+                first_position + start,
+                stop - start,
+                group_size=group_size,
+                sliding_window=None,
+                widths=ExactWidths((width,)),
+                device=device,
             )
             views = {window.key_length: cache.keys_and_values(window.key_length)[0] for window in windows}
-            runs.append(attend(queries_TGKD, views, windows))
-        return [torch.cat(runs)]
+            if windows:
+                kept.append(attend(queries_TGKD[start:stop], views, windows))
+        return torch.cat(kept)
+
+    def rows_at_width(width: int) -> list[torch.Tensor]:
+        return [
+            torch.cat([rows(width, first_position, split) for first_position in (0, position)])
+            for split in places_to_probe(width)
+        ]
 
     return probe_exact_widths(WINDOW_CANDIDATES, rows_at_width, num_rows_needed=16)

@@ -49,14 +49,6 @@ class ExactWidths:
         """Most rows of one call."""
         return self.widths[-1]
 
-    def up_to(self, width: int) -> ExactWidths:
-        """The members that are not above `width`.
-
-        Raises:
-            ValueError: if there is none.
-        """
-        return _up_to(self, width)
-
     def cover(self, num_rows: int) -> tuple[int, ...]:
         """The cheapest calls that hold `num_rows` rows together; all are full but the last, which may be padded.
 
@@ -66,11 +58,6 @@ class ExactWidths:
         if num_rows < 1:
             raise ValueError(f"num_rows must be at least 1, got {num_rows}")
         return _cheapest_cover(self.widths, num_rows)
-
-
-@functools.lru_cache(maxsize=4096)
-def _up_to(widths: ExactWidths, width: int) -> ExactWidths:
-    return ExactWidths(tuple(member for member in widths.widths if member <= width))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -89,10 +76,16 @@ def _cheapest_cover(widths: tuple[int, ...], num_rows: int) -> tuple[int, ...]:
     return tuple(cover)
 
 
+def places_to_probe(width: int) -> tuple[int, ...]:
+    """How many rows to compute apart at first, so that a probe's runs see each row at several places in a call."""
+    return tuple(sorted({0, 1, width // 2} if width > 1 else {0}))
+
+
 def equal_width_classes(widths: Iterable[int], rows_at_width: RowsAtWidth) -> list[tuple[int, ...]]:
     """Group `widths` by the bits of the rows that they give.
 
-    A width whose own runs differ among themselves (a row's place in the call shows) is in no class.
+    A width whose own runs differ among themselves (a row's place in the call shows) is in no class; width 1 has
+    one place only, so it always is.
     """
     classes: dict[bytes, list[int]] = {}
     for width in widths:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from models.attention import AttentionWindow, attend, plan_windows, probe_window_widths
-from models.block_width import ExactWidths, probe_exact_widths
+from models.block_width import ExactWidths, places_to_probe, probe_exact_widths
 from models.causal_model import Cache
 from models.config import ModelConfig
 from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
@@ -333,43 +333,47 @@ class Decoder:
         hidden_RE = torch.randn(VERIFY_BLOCK, self.config.hidden_size, generator=generator).to(self._device)
 
         def rows_at_width(width: int) -> list[torch.Tensor]:
-            return [self._logits(hidden_RE, ExactWidths((width,)))]
+            widths = ExactWidths((width,))
+            return [
+                torch.cat(
+                    [self._logits(part_RE, widths) for part_RE in hidden_RE.tensor_split([split]) if len(part_RE)]
+                )
+                for split in places_to_probe(width)
+            ]
 
         return probe_exact_widths(range(1, VERIFY_BLOCK + 1), rows_at_width, VERIFY_BLOCK)
 
     def _probe_layers(self, generator: torch.Generator, attention: ExactWidths) -> ExactWidths:
         ids_T = torch.randint(self.config.vocab_size, (max(WIDE_WIDTHS),), generator=generator).to(self._device)
         cache = self.new_cache(ids_T.shape[0])
-        narrowest = attention.narrowest
 
-        def hidden_rows(width: int, first: int, stop: int, rows_of_first_call: int) -> torch.Tensor:
+        def hidden_rows(width: int, first: int, stop: int, split: int) -> torch.Tensor:
+            """Rows first .. stop - 1; the first call takes `split` tokens, unless that is 0, all others `width`."""
             rows = []
-            position, num_real = first, rows_of_first_call
+            position = first
             while position < stop:
-                block_ids_T = ids_T[position : min(position + num_real, stop)]
-                padded_T = F.pad(block_ids_T, (0, width - block_ids_T.shape[0]))
-                hidden_TE = self._run_layers(padded_T, cache, position, PROBED_LAYERS, attention)
-                rows.append(hidden_TE[: block_ids_T.shape[0]])
-                position += block_ids_T.shape[0]
-                num_real = width
+                num_real = min(split if position == first and split else width, stop - position)
+                block_ids_T = F.pad(ids_T[position : position + num_real], (0, width - num_real))
+                hidden_TE = self._run_layers(block_ids_T, cache, position, PROBED_LAYERS, attention)
+                rows.append(hidden_TE[:num_real])
+                position += num_real
             return torch.cat(rows)
 
         # Blocks start in the middle of a key bucket and cross into the next one.
         first, stop = KEY_BUCKET - 14, KEY_BUCKET + 10
-        hidden_rows(max(16, narrowest), 0, first, max(16, narrowest))
+        hidden_rows(16, 0, first, 0)
 
         def rows_at_width(width: int) -> list[torch.Tensor]:
-            # Each row is seen at two places within a call.
-            return [hidden_rows(width, first, stop, num_real) for num_real in {width, (width + 1) // 2}]
+            return [hidden_rows(width, first, stop, split) for split in places_to_probe(width)]
 
-        narrow = range(narrowest, max(narrowest, VERIFY_BLOCK) + 1)
+        narrow = range(1, min(VERIFY_BLOCK, self._max_block) + 1)
         chosen = probe_exact_widths(narrow, rows_at_width, VERIFY_BLOCK)
-        wide = [width for width in WIDE_WIDTHS if chosen.widest < width <= self._max_block]
+        wide = [width for width in WIDE_WIDTHS if width <= self._max_block]
         if not wide:
             return chosen
         whole = ids_T.shape[0]
-        reference_TE = hidden_rows(chosen.widest, 0, whole, chosen.widest)
-        agreeing = [width for width in wide if torch.equal(hidden_rows(width, 0, whole, width), reference_TE)]
+        reference_TE = hidden_rows(chosen.widest, 0, whole, 0)
+        agreeing = [width for width in wide if torch.equal(hidden_rows(width, 0, whole, 0), reference_TE)]
         return ExactWidths((*chosen.widths, *agreeing))
 
 
