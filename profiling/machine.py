@@ -1,0 +1,40 @@
+"""What a measurement ran on, for the record."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores, library versions and date, ready for JSON."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "processor": _processor_name(),
+        "num_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "vector_extension": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
+    }
+
+
+def _processor_name() -> str:
+    cpu_info = Path("/proc/cpuinfo")
+    if cpu_info.exists():
+        names = [line.partition(":")[2].strip() for line in cpu_info.read_text().splitlines() if "model name" in line]
+        if names:
+            return names[0]
+    return platform.processor() or "unknown"
+
+
+def _module_name() -> str:
+    specification = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return specification.name if specification else Path(sys.argv[0]).stem
