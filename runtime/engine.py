@@ -11,6 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
+
+import torch
 
 from models import (
     CausalModel,
@@ -59,9 +62,16 @@ class Engine:
     tokenizer: Tokenizer
     target: Lane
     weights: WeightKind
+    num_threads: int
+    """Intra-op threads of the worker that runs the models."""
     loop: SequentialLoop
     draft_names: tuple[str, ...]
     streams: tuple[Stream, ...]
+
+    @cached_property
+    def plain_loop(self) -> SequentialLoop:
+        """One-token decoding on the same target lane: same weights, same cache, no draft is asked."""
+        return SequentialLoop(self.target, self.target.stream, max_gamma=0)
 
     async def close(self) -> None:
         """End the streams' threads, off the event loop."""
@@ -104,6 +114,7 @@ def _assemble(settings: LoadSettings, stream: Stream) -> Engine:
         tokenizer=loaded.tokenizer,
         target=target,
         weights=loaded.weights,
+        num_threads=torch.get_num_threads(),
         loop=SequentialLoop(
             target, stream, proposers, max_gamma=settings.gamma_limit, warmup_tokens=settings.warmup_tokens
         ),

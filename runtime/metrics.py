@@ -35,6 +35,8 @@ class Metrics:
     """From the call to the request's turn."""
     ttft_ms: float | None = None
     """From the request's turn to its first token."""
+    num_first_tokens: int = 1
+    """Tokens of the first round: all of them are there after `ttft_ms`."""
     total_ms: float = 0.0
     """From the request's turn to its last token."""
     draft_ms: float = 0.0
@@ -56,10 +58,14 @@ class Metrics:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Mean milliseconds a token after the first; None for a single token."""
-        if self.ttft_ms is None or self.num_output_tokens < 2:
+        """Mean milliseconds a token after the first round; None if there was no other.
+
+        Tokens that the first round brought along took no time of their own, so they do not count.
+        """
+        num_later_tokens = self.num_output_tokens - self.num_first_tokens
+        if self.ttft_ms is None or num_later_tokens < 1:
             return None
-        return (self.total_ms - self.ttft_ms) / (self.num_output_tokens - 1)
+        return (self.total_ms - self.ttft_ms) / num_later_tokens
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -92,6 +98,7 @@ class MetricsRecorder:
         self._histogram: list[int] = []
         self._drafts: dict[str, tuple[int, int]] = {}
         self._num_output_tokens = 0
+        self._num_first_tokens = 0
         self._num_plain_steps = 0
         self._draft_ms = 0.0
         self._verify_ms = 0.0
@@ -109,6 +116,7 @@ class MetricsRecorder:
         self._last = time.perf_counter()
         if self._first is None:
             self._first = self._last
+            self._num_first_tokens = num_kept
         self._num_output_tokens += num_kept
         self._draft_ms += report.draft_ms
         self._verify_ms += report.verify_ms
@@ -134,6 +142,7 @@ class MetricsRecorder:
             num_accepted_draft_tokens=sum(accepted for _, accepted in self._drafts.values()),
             acceptance_histogram=tuple(self._histogram),
             drafts=dict(self._drafts),
+            num_first_tokens=self._num_first_tokens,
             queue_ms=(self._started - self._called) * 1e3,
             ttft_ms=None if self._first is None else (self._first - self._started) * 1e3,
             total_ms=(self._last - self._started) * 1e3,

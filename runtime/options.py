@@ -5,12 +5,14 @@ Owns the public option names (those of vLLM and OpenAI), their defaults and thei
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from runtime.keywords import as_choice, check_names
+from runtime.load_settings import Mode
 from runtime.stop import checked_stops
 from scheduler import SamplingSettings, Verification, check_integer
 
@@ -35,6 +37,7 @@ class GenerationKeywords(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     logprobs: int | None
     verification: str | Verification | None
+    mode: str | Mode | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,8 @@ class GenerationOptions:
     """Report each token's log probability and that many alternatives; None reports nothing."""
     verification: Verification | None = None
     """How proposals are judged; None is coupled with a seed or at temperature 0, else rejection."""
+    mode: Mode | None = None
+    """How rounds are run; None is the runtime's own way. Any runtime can decode plainly."""
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, low=1, advice="ask for at least one token")
@@ -88,6 +93,8 @@ class GenerationOptions:
         for name in ("ignore_eos", "include_stop_str_in_output"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if self.mode is not None and not isinstance(self.mode, Mode):
+            raise TypeError(f"mode must be a Mode or None, not {type(self.mode).__name__}")
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
         self.sampling_settings(seed=0)
@@ -103,9 +110,20 @@ class GenerationOptions:
             values["stop_token_ids"] = _token_ids("stop_token_ids", values["stop_token_ids"])
         if values.get("top_k") == -1 and not isinstance(values["top_k"], bool):
             values["top_k"] = 0
-        if values.get("verification") is not None:
-            values["verification"] = as_choice("verification", Verification, values["verification"])
+        for name, kind in (("verification", Verification), ("mode", Mode)):
+            if values.get(name) is not None:
+                values[name] = as_choice(name, kind, values[name])
         return cls(**values)
+
+    def resolved(self) -> GenerationOptions:
+        """The same with nothing left open: the rule that applies, and a seed drawn where sampling needs one.
+
+        Two requests with these options draw from the same noise.
+        """
+        settings = self.sampling_settings()
+        return dataclasses.replace(
+            self, verification=settings.verification, seed=self.seed if settings.greedy else settings.seed
+        )
 
     def sampling_settings(self, *, seed: int | None = None) -> SamplingSettings:
         """The part that shapes probabilities, with a seed drawn where none was given."""

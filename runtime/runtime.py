@@ -12,9 +12,10 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from models import Tokenizer
+from runtime.description import RuntimeDescription
 from runtime.engine import Engine, build_engine
 from runtime.errors import ContextLengthError, RuntimeClosedError
-from runtime.load_settings import LoadSettings
+from runtime.load_settings import LoadSettings, Mode
 from runtime.metrics import MetricsRecorder
 from runtime.options import GenerationKeywords, GenerationOptions
 from runtime.request_queue import RequestQueue
@@ -70,8 +71,25 @@ class Runtime:
 
     @property
     def settings(self) -> LoadSettings:
-        """The settings in effect."""
+        """The settings as they were asked for; `description` tells what came of them."""
         return self._settings
+
+    @property
+    def description(self) -> RuntimeDescription:
+        """What is loaded and how it runs."""
+        engine, settings = self._engine, self._settings
+        return RuntimeDescription(
+            target=engine.target.model.name,
+            draft=engine.draft_names,
+            mode=settings.mode,
+            gamma=settings.gamma,
+            max_gamma=settings.gamma_limit,
+            warmup_tokens=settings.warmup_tokens,
+            weights=engine.weights,
+            threads=engine.num_threads,
+            context_length=self.context_length,
+            device=str(engine.target.model.device),
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -119,19 +137,27 @@ class Runtime:
             raise RuntimeClosedError("this runtime was closed; load a new one")
         if options.get("verification") is None and self._settings.verification is not None:
             options = {**options, "verification": self._settings.verification}
-        return GenerationOptions.from_keywords(options)
+        checked = GenerationOptions.from_keywords(options)
+        loaded = self._settings.mode
+        if checked.mode not in (None, Mode.PLAIN, loaded):
+            raise ValueError(
+                f"mode must be {Mode.PLAIN.value!r} on a runtime that was loaded as {loaded.value!r}, "
+                f"got {checked.mode.value!r}; load it with that mode, which can still decode plainly"
+            )
+        return checked
 
     async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:
         recorder = MetricsRecorder(self._engine.draft_names)
         prompt_ids = await self._encode(prompt)
         request = self._request(prompt_ids, options)
+        loop = self._engine.plain_loop if options.mode is Mode.PLAIN else self._engine.loop
         async with self._queue.turn():
             if self._closed:
                 raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
             recorder.start()
-            recorder.add_prefill(await self._engine.loop.prefill(request))
+            recorder.add_prefill(await loop.prefill(request))
             transcript = Transcript(self.tokenizer, options.stop, include_stop=options.include_stop_str_in_output)
-            rounds = self._engine.loop.rounds(request)
+            rounds = loop.rounds(request)
             try:
                 async for report in rounds:
                     piece = transcript.push(report.token_ids, last=report.finish_reason is not None)

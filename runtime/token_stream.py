@@ -66,6 +66,16 @@ class TokenStream:
         return chunk
 
     @property
+    def text(self) -> str:
+        """What was read so far."""
+        return "".join(chunk.text for chunk in self._received)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the last chunk was read."""
+        return bool(self._received) and self._received[-1].finish_reason is not None
+
+    @property
     def result(self) -> GenerationResult:
         """The whole output, once the last chunk was read.
 
