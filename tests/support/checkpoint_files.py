@@ -52,10 +52,10 @@ def tiny_settings(family: str, **changes: object) -> transformers.PretrainedConf
     return transformers.AutoConfig.for_model(family, **{**settings, **changes})
 
 
-def tiny_model(family: str, **changes: object) -> transformers.PreTrainedModel:
+def tiny_model(family: str, *, seed: int = 7, **changes: object) -> transformers.PreTrainedModel:
     """A random model with every parameter, biases and norms too, away from its starting value."""
     model = transformers.AutoModelForCausalLM.from_config(tiny_settings(family, **changes))
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
