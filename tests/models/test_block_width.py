@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.block_width import ExactWidths, call_cost, choose_widths, equal_width_classes, probe_exact_widths
+from models.block_width import (
+    ExactWidths,
+    call_cost,
+    choose_widths,
+    equal_width_classes,
+    places_to_probe,
+    probe_exact_widths,
+)
 
 ROWS = torch.arange(12.0)
 
@@ -31,6 +38,12 @@ def test_a_width_whose_rows_depend_on_their_place_is_left_out() -> None:
         return [ROWS, ROWS + (width == 2)]
 
     assert equal_width_classes([1, 2, 3], rows) == [(1, 3)]
+
+
+def test_places_to_probe_shift_rows_within_calls() -> None:
+    assert places_to_probe(1) == (0,)
+    assert places_to_probe(2) == (0, 1)
+    assert places_to_probe(9) == (0, 1, 4)
 
 
 def test_no_repeatable_width_is_an_error() -> None:
