@@ -70,7 +70,7 @@ class GenerationOptions:
     ignore_eos: bool = False
     """Go on after an end-of-sequence token."""
     min_tokens: int = 0
-    """No end-of-sequence or stop token before this many tokens."""
+    """No end-of-sequence or stop token before this many tokens; a stop string may still end the output."""
     repetition_penalty: float = 1.0
     """Above 1 makes tokens of prompt and output less likely."""
     presence_penalty: float = 0.0
@@ -95,25 +95,35 @@ class GenerationOptions:
                 raise TypeError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.mode is not None and not isinstance(self.mode, Mode):
             raise TypeError(f"mode must be a Mode or None, not {type(self.mode).__name__}")
-        if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        object.__setattr__(self, "stop", checked_stops(self.stop))
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         self.sampling_settings(seed=0)
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}; raise max_tokens too"
+            )
 
     @classmethod
     def from_keywords(cls, keywords: Mapping[str, Any]) -> GenerationOptions:
         """Check names, bring loose spellings into shape, then check values."""
         check_names(keywords, cls)
         values = dict(keywords)
-        if "stop" in values:
-            values["stop"] = () if values["stop"] is None else checked_stops(values["stop"])
-        if "stop_token_ids" in values:
-            values["stop_token_ids"] = _token_ids("stop_token_ids", values["stop_token_ids"])
+        if values.get("stop", ()) is None:
+            values["stop"] = ()
         if values.get("top_k") == -1 and not isinstance(values["top_k"], bool):
             values["top_k"] = 0
         for name, kind in (("verification", Verification), ("mode", Mode)):
             if values.get(name) is not None:
                 values[name] = as_choice(name, kind, values[name])
         return cls(**values)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every option by name, ready for JSON and for `from_keywords`."""
+        values = {option.name: getattr(self, option.name) for option in dataclasses.fields(self)}
+        values["logit_bias"] = dict(self.logit_bias)
+        for name in ("verification", "mode"):
+            values[name] = None if values[name] is None else values[name].value
+        return values
 
     def resolved(self) -> GenerationOptions:
         """The same with nothing left open: the rule that applies, and a seed drawn where sampling needs one.
