@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 
 from models.block_width import ExactWidths, places_to_probe, probe_exact_widths
-from models.kv_cache import KEY_BUCKET, KeyValueCache, key_length_at
+from models.kv_cache import KeyValueCache, key_length_at
 
-WINDOW_CANDIDATES = (*range(1, 18), 24, 32, 48, 64)
-"""Tokens per attention call that the probe tries; a call never needs more than one key bucket."""
+WINDOW_CANDIDATES = (*range(1, 18), 24, 32)
+"""Tokens per attention call that the probe tries; wider calls gain nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,9 +140,10 @@ def _attend_window(
 def probe_window_widths(
     *, num_kv_heads: int, group_size: int, head_dim: int, device: torch.device, generator: torch.Generator
 ) -> ExactWidths:
-    """Find the numbers of tokens per attention call that agree to the bit here, at short and long key lengths."""
-    num_tokens = KEY_BUCKET
-    position = 9 * KEY_BUCKET
+    """Find the numbers of tokens per attention call that agree to the bit here."""
+    num_tokens = max(WINDOW_CANDIDATES)
+    # The kernel goes through keys in blocks of 512: half of the queries have one such block, half have two.
+    position = 512 - num_tokens // 2
     cache = KeyValueCache(
         capacity=position + num_tokens,
         num_layers=1,
@@ -155,11 +156,11 @@ def probe_window_widths(
     keys_values_S2KD.copy_(torch.randn(keys_values_S2KD.shape, generator=generator))
     queries_TGKD = torch.randn(num_tokens, group_size, num_kv_heads, head_dim, generator=generator).to(device)
 
-    def rows(width: int, first_position: int, split: int) -> torch.Tensor:
+    def rows(width: int, split: int) -> torch.Tensor:
         kept = []
         for start, stop in ((0, split), (split, num_tokens)):
             windows = plan_windows(
-                first_position + start,
+                position + start,
                 stop - start,
                 group_size=group_size,
                 sliding_window=None,
@@ -172,9 +173,6 @@ def probe_window_widths(
         return torch.cat(kept)
 
     def rows_at_width(width: int) -> list[torch.Tensor]:
-        return [
-            torch.cat([rows(width, first_position, split) for first_position in (0, position)])
-            for split in places_to_probe(width)
-        ]
+        return [rows(width, split) for split in places_to_probe(width)]
 
     return probe_exact_widths(WINDOW_CANDIDATES, rows_at_width, num_rows_needed=16)
