@@ -21,7 +21,7 @@ ROWS_THAT_DOUBLE_COST = 16
 """About as many rows cost twice what one row costs: reading the weights is the rest."""
 
 RowsAtWidth = Callable[[int], Sequence[torch.Tensor]]
-"""Computes one and the same set of rows in calls of the given width; several runs may place the calls differently."""
+"""Computes one and the same set of rows, once or several times at other places, in calls of the given width."""
 
 
 def call_cost(width: int) -> float:

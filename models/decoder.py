@@ -331,16 +331,11 @@ class Decoder:
         return CallWidths(layers=self._probe_layers(generator, attention), attention=attention, head=head)
 
     def _probe_head(self, generator: torch.Generator) -> ExactWidths:
-        hidden_RE = torch.randn(VERIFY_BLOCK, self.config.hidden_size, generator=generator).to(self._device)
+        hidden_1E = torch.randn(1, self.config.hidden_size, generator=generator).to(self._device)
 
         def rows_at_width(width: int) -> list[torch.Tensor]:
-            widths = ExactWidths((width,))
-            return [
-                torch.cat(
-                    [self._logits(part_RE, widths) for part_RE in hidden_RE.tensor_split([split]) if len(part_RE)]
-                )
-                for split in places_to_probe(width)
-            ]
+            # The same row at every place of one call: cheap, where a head is as large as many layers.
+            return list(self._logits(hidden_1E.repeat(width, 1), ExactWidths((width,))))
 
         return probe_exact_widths(range(1, VERIFY_BLOCK + 1), rows_at_width, VERIFY_BLOCK)
 
