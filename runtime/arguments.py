@@ -62,10 +62,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         UsageError: for unknown options, bad values and combinations that make no sense.
         SystemExit: after printing what `--help` or `--version` asks for.
     """
-    parser = _parser()
-    known, left = parser.parse_known_args(argv)
+    known, left = _parser().parse_known_args(argv)
     if left:
-        raise UsageError(_explain_left(left, parser))
+        raise UsageError(_explain_left(left))
     given = vars(known)
     load = {name: given[name] for name in _LOAD_OPTIONS if name in given}
     if len(load.get("draft", ())) == 1:
@@ -102,13 +101,19 @@ def _check_combinations(arguments: Arguments, settings: LoadSettings) -> None:
         raise UsageError("--logprobs are reported in the JSON object; add --json")
 
 
-def _explain_left(left: Sequence[str], parser: argparse.ArgumentParser) -> str:
+def _explain_left(left: Sequence[str]) -> str:
     """What is wrong with arguments that no option took."""
     name = next((argument.partition("=")[0] for argument in left if argument.startswith("-")), None)
     if name is None:
         return f"more than one prompt: {left[0]!r} is too much; put the prompt in quotes, as in: {EXAMPLE}"
-    close = difflib.get_close_matches(name, parser.format_usage().replace("]", " ").replace("[", " ").split(), n=1)
+    others = ("help", "version", *_ACTIONS, "system", "no_uvloop")
+    known = [_flag(option) for option in (*_LOAD_OPTIONS, *_GENERATION_OPTIONS, *others)]
+    close = difflib.get_close_matches(name, known, n=1)
     return f"unknown option {name}" + (f" (did you mean {close[0]}?)" if close else f"; {PROGRAM} --help lists them")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -132,13 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_options(parser.add_argument_group("models and decoding"), LoadSettings, _LOAD_OPTIONS)
     _add_options(parser.add_argument_group("the answer"), GenerationOptions, _GENERATION_OPTIONS)
     group = parser.add_argument_group("what to do")
-    for name, text in (
-        ("compare", "answer with and without speculation, repeatedly and in turn, and compare the speeds"),
-        ("chat", "hold a conversation; one message a line, /clear forgets, /exit or end of input ends it"),
-        ("json", "print one JSON object on one line instead of streaming the text"),
-        ("raw", "send the prompt as plain text, not through the model's chat template"),
-    ):
-        group.add_argument(f"--{name}", action="store_true", default=False, help=text)
+    for name, text in _ACTIONS.items():
+        group.add_argument(_flag(name), action="store_true", default=False, help=text)
     group.add_argument("--system", metavar="TEXT", default=None, help="system message of the conversation")
     group.add_argument(
         "--no-uvloop", dest="uvloop", action="store_false", default=True, help="run on asyncio's own event loop"
@@ -171,6 +171,13 @@ def _gamma(text: str) -> int | str:
         ) from None
 
 
+_ACTIONS = {
+    "compare": "answer with and without speculation, repeatedly and in turn, and compare the speeds",
+    "chat": "hold a conversation; one message a line, /clear forgets, /exit or end of input ends it",
+    "json": "print one JSON object on one line instead of streaming the text",
+    "raw": "send the prompt as plain text, not through the model's chat template",
+}
+
 _LOAD_OPTIONS = {
     "target": _Option(help="model: a folder, a hub id or a GGUF file", metavar="MODEL", default="the demo model"),
     "draft": _Option(
@@ -178,7 +185,7 @@ _LOAD_OPTIONS = {
         "early exit for the demo model); repeatable",
         repeatable=True,
     ),
-    "mode": _Option(help="how to decode", choices=tuple(Mode)),
+    "mode": _Option(help="how to decode", choices=tuple(mode.value for mode in Mode)),
     "gamma": _Option(help=f"tokens proposed a round, 0 to {MAX_GAMMA}, or {ADAPTIVE}", metavar="TOKENS", type=_gamma),
     "max_gamma": _Option(help="most tokens that adaptive gamma proposes a round", metavar="TOKENS", type=int),
     "warmup_tokens": _Option(help="tokens at the start of the answer without proposals", metavar="TOKENS", type=int),
@@ -235,14 +242,13 @@ _GENERATION_OPTIONS = {
 def _add_options(group: argparse._ArgumentGroup, settings: type, options: dict[str, _Option]) -> None:
     fields = {field.name: field for field in dataclasses.fields(settings)}
     for name, option in options.items():
-        flag = f"--{name.replace('_', '-')}"
         if option.flag:
-            group.add_argument(flag, action="store_true", help=option.help)
+            group.add_argument(_flag(name), action="store_true", help=option.help)
             continue
         default = fields[name].default if option.default is None else option.default
         text = f"{option.help} (default: {getattr(default, 'value', default)})"
         group.add_argument(
-            flag,
+            _flag(name),
             action="append" if option.repeatable else "store",
             type=option.type,
             choices=option.choices,

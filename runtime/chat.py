@@ -54,7 +54,6 @@ def chat(
         except KeyboardInterrupt:
             # A second Ctrl-C leaves the loop before the answer has wound up.
             runner.run(_others_done())
-            console.end_text()
             console.note("(cut short)")
         except (SlipstreamError, TypeError, ValueError) as error:
             succeeded = False

@@ -33,17 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     What is wrong with the usage, the input or the model becomes one line on standard error.
     """
-    console = Console(streams_text=True)
+    console = Console()
     try:
         arguments = parse_arguments(argv)
         prompt = _read_prompt(arguments)
-        console.streams_text = not arguments.json
-        return _Session(arguments, console).run(prompt)
+        with console.warnings_shown():
+            return _Session(arguments, console).run(prompt)
     except UsageError as error:
         console.error(error)
         return WRONG_USAGE
     except KeyboardInterrupt:
-        console.end_text()
         return INTERRUPTED
     except BrokenPipeError:
         silence_standard_output()
@@ -85,7 +84,6 @@ class _Session:
     def run(self, prompt: str | None) -> int:
         """Load, answer, close; returns the exit status."""
         arguments, console = self._arguments, self._console
-        console.show_warnings()
         with asyncio.Runner(loop_factory=self._loop_factory) as runner:
             console.progress(f"loading {arguments.load.get('target', 'the demo model')} ...")
             runtime = runner.run(Runtime.load(**arguments.load))
@@ -129,7 +127,8 @@ class _Session:
             return await runtime.generate(prompt, **{**keywords, "mode": mode})
 
         async def show(mode: Mode) -> GenerationResult:
-            console.heading(mode.value)
+            if not self._arguments.json:
+                console.result(f"--- {mode.value} ---")
             return await self._show(runtime.stream(prompt, **{**keywords, "mode": mode}))
 
         comparison = await compare(generate, runtime.settings.mode, warm_up=show)
@@ -144,13 +143,15 @@ class _Session:
                 )
             )
         else:
-            console.heading("comparison")
-            console.result(comparison_table(comparison, options))
+            console.result(f"--- comparison ---\n{comparison_table(comparison, options)}")
 
     async def _show(self, stream: AbstractAsyncContextManager[TokenStream]) -> GenerationResult:
-        async with stream as chunks:
-            async for chunk in chunks:
-                self._console.write(chunk.text)
+        try:
+            async with stream as chunks:
+                async for chunk in chunks:
+                    if not self._arguments.json:
+                        self._console.write(chunk.text)
+        finally:
             self._console.end_text()
         return chunks.result
 
@@ -164,7 +165,8 @@ class _Session:
 
 def _event_loop(*, prefer_uvloop: bool) -> tuple[str, Callable[[], asyncio.AbstractEventLoop] | None]:
     """Name and factory of the event loop; uvloop is no requirement, and there is none for Windows."""
-    if prefer_uvloop:
+    # uvloop aborts the process where one of its own descriptors gets the number of a standard stream that was closed.
+    if prefer_uvloop and None not in (sys.stdin, sys.stdout, sys.stderr):
         try:
             import uvloop
         except ImportError:
