@@ -176,13 +176,22 @@ def _num_exit_layers(spec: DraftSpec, target: ModelConfig) -> int:
     return spec.num_layers
 
 
-def _draft_model(spec: DraftSpec, draft: OpenModel | None, target: LoadedModel) -> CausalModel | None:
+@dataclass(frozen=True, kw_only=True)
+class _DraftModel:
+    """A draft that fits its target."""
+
+    model: CausalModel
+    num_shared_ids: int
+
+
+def _draft_model(spec: DraftSpec, draft: OpenModel | None, target: LoadedModel) -> _DraftModel | None:
     if spec.kind is DraftKind.NGRAM:
         return None
     if draft is None:
         if not isinstance(target.model, Decoder):
             raise UnsupportedModelError(f"early exit needs the lean decoder, but transformers runs {target.model.name}")
-        return target.model.first_layers(_num_exit_layers(spec, target.model.config))
+        model = target.model.first_layers(_num_exit_layers(spec, target.model.config))
+        return _DraftModel(model=model, num_shared_ids=model.vocab_size)
     loaded = draft.load()
     report = check_pair(
         target.tokenizer,
@@ -194,17 +203,18 @@ def _draft_model(spec: DraftSpec, draft: OpenModel | None, target: LoadedModel) 
     )
     for warning in report.warnings:
         _logger.warning("%s", warning)
-    return loaded.model
+    return _DraftModel(model=loaded.model, num_shared_ids=report.num_shared_ids)
 
 
 def _new_proposer(
-    index: int, spec: DraftSpec, settings: LoadSettings, target: Lane, model: CausalModel | None
+    index: int, spec: DraftSpec, settings: LoadSettings, target: Lane, draft: _DraftModel | None
 ) -> Proposer:
-    if model is None:
+    if draft is None:
         return NgramProposer(_policy_factory(spec, settings, target.costs, None), source=index)
-    lane = Lane("draft", model, target.stream, capacity=min(target.capacity, model.context_length))
+    lane = Lane("draft", draft.model, target.stream, capacity=min(target.capacity, draft.model.context_length))
     lane.measure_costs()
-    return ModelProposer(lane, _policy_factory(spec, settings, target.costs, lane.costs)(), source=index)
+    policy = _policy_factory(spec, settings, target.costs, lane.costs)()
+    return ModelProposer(lane, policy, source=index, num_shared_ids=draft.num_shared_ids)
 
 
 def _policy_factory(

@@ -21,11 +21,20 @@ from scheduler.settings import Verification
 class ModelProposer:
     """Draws gamma tokens from a draft model, one after the other."""
 
-    def __init__(self, lane: Lane, policy: GammaPolicy, *, source: int = 0) -> None:
-        """Bind the draft's lane to its gamma policy; `source` marks this proposer's proposals."""
+    def __init__(self, lane: Lane, policy: GammaPolicy, *, source: int = 0, num_shared_ids: int | None = None) -> None:
+        """Bind the draft's lane to its gamma policy.
+
+        Args:
+            lane: the draft model on its stream.
+            policy: chooses gamma.
+            source: marks this proposer's proposals.
+            num_shared_ids: ids from here on mean nothing to target and draft alike (padding of their heads): they are
+                neither proposed nor read. None shares all that the draft has.
+        """
         self._lane = lane
         self._policy = policy
         self._source = source
+        self._num_shared_ids = min(num_shared_ids or lane.model.vocab_size, lane.model.vocab_size)
 
     @property
     def name(self) -> str:
@@ -54,8 +63,8 @@ class ModelProposer:
         if gamma <= 0:
             return Proposal(source=self._source)
         next_ids = history.ids(self._lane.num_held)[: self._lane.model.max_block]
-        if max(next_ids) >= self._lane.model.vocab_size:
-            # A wider target wrote a token that the draft has no embedding for.
+        if max(next_ids) >= self._num_shared_ids:
+            # A wider target wrote a token that the draft does not know.
             return Proposal(source=self._source)
         logits_RV = self._lane.feed(next_ids, num_logits=1)
         if self._lane.num_held < history.length:
@@ -65,7 +74,7 @@ class ModelProposer:
         token_ids: list[int] = []
         probabilities: list[torch.Tensor] = []
         while True:
-            distribution = law.apply(logits_RV[0], history, token_ids)
+            distribution = law.apply(logits_RV[0, : self._num_shared_ids], history, token_ids)
             if not coupled:
                 probabilities.append(distribution.probabilities_V())
             token_ids.append(distribution.draw(law.settings.seed, history.length + len(token_ids), purpose))
