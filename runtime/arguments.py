@@ -139,7 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("what to do")
     for name, text in _ACTIONS.items():
         group.add_argument(_flag(name), action="store_true", default=False, help=text)
-    group.add_argument("--system", metavar="TEXT", default=None, help="system message of the conversation")
+    group.add_argument(
+        "--system", metavar="TEXT", default=None, help="system message of the conversation (default: none)"
+    )
     group.add_argument(
         "--no-uvloop", dest="uvloop", action="store_false", default=True, help="run on asyncio's own event loop"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 
 import pytest
 
@@ -33,13 +34,14 @@ def test_a_prompt_alone_leaves_every_default_to_the_settings() -> None:
 
 
 def test_every_option_reaches_its_setting() -> None:
-    arguments = parse_arguments(
+    line = (
         "--target big --draft ngram --draft small --mode sequential --gamma 3 --max-gamma 5 --warmup-tokens 2 "
         "--weights int8 --threads 1 --context-length 99 --max-tokens 7 --min-tokens 2 --temperature 0.5 --top-p 0.9 "
         "--top-k 4 --min-p 0.1 --seed 11 --verification rejection --stop one --stop two --ignore-eos "
         "--repetition-penalty 1.1 --presence-penalty -0.5 --frequency-penalty 0.2 --logprobs 3 "
-        "--json --system Be --no-uvloop --compare -- -x".split()
+        "--json --system Be --no-uvloop --compare -- -x"
     )
+    arguments = parse_arguments(shlex.split(line))
     assert arguments.load == {
         "target": "big",
         "draft": ["ngram", "small"],
