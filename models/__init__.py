@@ -5,6 +5,10 @@ The bottom floor: tokens in, logits out. Knows nothing of rounds, requests or te
 
 from __future__ import annotations
 
+from models.openmp import limit_spinning
+
+limit_spinning()  # before anything imports torch
+
 from models.causal_model import Cache, CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import Family, ModelConfig, RopeConfig, RopeScaling

@@ -10,6 +10,7 @@ or two before torch is loaded, and this file runs before any other.
 
 from __future__ import annotations
 
+import models  # noqa: F401  # it settles how OpenMP waits before anything imports torch
 import importlib
 from typing import TYPE_CHECKING
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
-# Workers of GNU OpenMP that spin at a barrier stand in the way of whoever else wants the cores, tenfold; it reads this
-# when torch is loaded, so it comes before our imports.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 if __name__ == "__main__":
-    from runtime.cli import main
+    try:
+        from runtime.cli import main
 
-    sys.exit(main())
+        status = main()
+    except KeyboardInterrupt:  # while torch was being imported, before anything of ours could catch it
+        status = 130
+    sys.exit(status)

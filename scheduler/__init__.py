@@ -5,6 +5,7 @@ Knows nothing of text.
 
 from __future__ import annotations
 
+import models  # noqa: F401  # it settles how OpenMP waits before anything imports torch
 from scheduler.costs import BlockCosts
 from scheduler.distribution import Distribution, SamplingLaw
 from scheduler.errors import NonFiniteLogitsError, StreamClosedError

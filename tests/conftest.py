@@ -6,10 +6,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-# Workers of GNU OpenMP that spin at a barrier stand in each other's way tenfold once other processes want the
-# cores, as they do where tests run; they must be told before torch is imported.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
 import pytest
 
 from models.demo import DEMO_VARIABLE, demo_weights
