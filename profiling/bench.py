@@ -17,7 +17,6 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from models import WeightKind, open_checkpoint
@@ -146,8 +145,9 @@ def _reference_systems(settings: Settings, threads: int, encode: Callable[[Bench
 
     def runner(name: str, lookup_tokens: int | None) -> Callable[[BenchPrompt], Awaitable[Run]]:
         async def run(prompt: BenchPrompt) -> Run:
-            torch.set_num_threads(threads)
-            timed = run_reference(model, encode(prompt), max_tokens=settings.max_tokens, lookup_tokens=lookup_tokens)
+            timed = run_reference(
+                model, encode(prompt), threads=threads, max_tokens=settings.max_tokens, lookup_tokens=lookup_tokens
+            )
             return Run(
                 system=name,
                 threads=threads,

@@ -81,8 +81,11 @@ class _Clock:
         pass
 
 
-def run_reference(model: Any, prompt_ids: list[int], *, max_tokens: int, lookup_tokens: int | None) -> ReferenceRun:
+def run_reference(
+    model: Any, prompt_ids: list[int], *, threads: int, max_tokens: int, lookup_tokens: int | None
+) -> ReferenceRun:
     """Greedy `generate`, plain or with transformers' own prompt lookup; exactly `max_tokens` tokens."""
+    torch.set_num_threads(threads)
     clock = _Clock()
     options: dict[str, Any] = {} if lookup_tokens is None else {"prompt_lookup_num_tokens": lookup_tokens}
     ids = torch.tensor([prompt_ids])
