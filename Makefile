@@ -9,7 +9,9 @@
 
 VENV ?= .venv
 TORCH ?= torch==2.13.0
-PROMPT ?= Write a Python function that returns the n-th Fibonacci number, then explain how it works.
+PROMPT ?= Turn this list into a numbered list, and keep every word: check the oil and the tyres; fill up the tank and \
+	clean the windows; pack the tent, the stove and the sleeping bags; put the map and the passports into the glove box; \
+	lock the front door and give the key to the neighbour.
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 

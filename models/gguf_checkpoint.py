@@ -80,7 +80,8 @@ class GgufCheckpoint(Checkpoint):
         )
         self._tensors = {_hugging_face_name(name): tensor for name, tensor in tensors.items()}
         check_tensors(self.config, {name: tensor.shape for name, tensor in self._tensors.items()}, str(path))
-        self.name = _model_name(self.metadata, path)
+        # The file is named after the model; its `general.name` is often that of a training run.
+        self.name = path.stem
         self.weight_bytes = sum(tensor.num_bytes for tensor in self._file.tensors.values())
         self.fingerprint = fingerprint_files([WeightFile(path, self._file.data_start)])
 
@@ -145,8 +146,3 @@ def _hugging_face_name(name: str) -> str:
     if match is None or match[2] not in _LAYER_PARTS:
         return name
     return f"model.layers.{match[1]}.{_LAYER_PARTS[match[2]]}.{match[3]}"
-
-
-def _model_name(metadata: dict[str, object], path: Path) -> str:
-    name = metadata.get("general.name")
-    return name if isinstance(name, str) and name else path.stem

@@ -66,6 +66,8 @@ class Engine:
     """Intra-op threads of the worker that runs the models."""
     loop: SequentialLoop
     draft_names: tuple[str, ...]
+    model_sources: frozenset[int]
+    """The draft sources that are models; the others' proposals cost nothing, so a low acceptance rate is no fault."""
     streams: tuple[Stream, ...]
 
     @cached_property
@@ -119,6 +121,7 @@ def _assemble(settings: LoadSettings, stream: Stream) -> Engine:
             target, stream, proposers, max_gamma=settings.gamma_limit, warmup_tokens=settings.warmup_tokens
         ),
         draft_names=tuple(proposer.name for proposer in proposers),
+        model_sources=frozenset(index for index, spec in enumerate(specs) if spec.kind is not DraftKind.NGRAM),
         streams=(stream,),
     )
 

@@ -6,7 +6,8 @@ Owns a runtime's life and the order of its requests. Knows nothing of streams, l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -14,7 +15,7 @@ from typing import Any, Self, Unpack
 from models import Tokenizer
 from runtime.description import RuntimeDescription
 from runtime.engine import Engine, build_engine
-from runtime.errors import ContextLengthError, RuntimeClosedError
+from runtime.errors import ContextLengthError, RuntimeClosedError, StreamClosedError
 from runtime.load_settings import LoadSettings, Mode
 from runtime.metrics import MetricsRecorder
 from runtime.options import GenerationKeywords, GenerationOptions
@@ -103,7 +104,7 @@ class Runtime:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Rolling acceptance rate over all recent requests; None before anything was proposed."""
+        """Rolling acceptance rate of the draft model over recent requests; None before it proposed anything."""
         return self._monitor.acceptance_rate
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> GenerationResult:
@@ -148,44 +149,53 @@ class Runtime:
 
     async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:
         recorder = MetricsRecorder(self._engine.draft_names)
-        prompt_ids = await self._encode(prompt)
-        request = self._request(prompt_ids, options)
-        loop = self._engine.plain_loop if options.mode is Mode.PLAIN else self._engine.loop
+        request = self._request(await self._encode(prompt), options)
         async with self._queue.turn():
             if self._closed:
                 raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
             recorder.start()
-            recorder.add_prefill(await loop.prefill(request))
-            transcript = Transcript(self.tokenizer, options.stop, include_stop=options.include_stop_str_in_output)
-            rounds = loop.rounds(request)
             try:
-                async for report in rounds:
-                    piece = transcript.push(report.token_ids, last=report.finish_reason is not None)
-                    recorder.add_round(report, piece.num_tokens)
+                async with aclosing(self._decode(request, options, recorder)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            except StreamClosedError as error:
+                raise RuntimeClosedError("this runtime was closed while the request ran; load a new one") from error
+
+    async def _decode(
+        self, request: DecodeRequest, options: GenerationOptions, recorder: MetricsRecorder
+    ) -> AsyncGenerator[Chunk, None]:
+        """The chunks of a request whose turn has come."""
+        loop = self._engine.plain_loop if options.mode is Mode.PLAIN else self._engine.loop
+        recorder.add_prefill(await loop.prefill(request))
+        transcript = Transcript(self.tokenizer, options.stop, include_stop=options.include_stop_str_in_output)
+        async with aclosing(loop.rounds(request)) as rounds:
+            async for report in rounds:
+                piece = transcript.push(report.token_ids, last=report.finish_reason is not None)
+                recorder.add_round(report, piece.num_tokens)
+                if report.source in self._engine.model_sources:
                     self._monitor.observe(report.num_proposed, report.num_accepted)
-                    finish_reason = FinishReason.STOP if piece.stopped else report.finish_reason
-                    yield Chunk(
-                        text=piece.text,
-                        token_ids=report.token_ids[: piece.num_tokens],
-                        logprobs=report.logprobs[: piece.num_tokens],
-                        finish_reason=finish_reason,
-                        metrics=None if finish_reason is None else recorder.snapshot(acceptance_low=self._monitor.low),
-                    )
-                    if finish_reason is not None:
-                        return
-            finally:
-                await rounds.aclose()
+                finish_reason = FinishReason.STOP if piece.stopped else report.finish_reason
+                yield Chunk(
+                    text=piece.text,
+                    token_ids=report.token_ids[: piece.num_tokens],
+                    logprobs=report.logprobs[: piece.num_tokens],
+                    finish_reason=finish_reason,
+                    metrics=None if finish_reason is None else recorder.snapshot(acceptance_low=self._monitor.low),
+                )
+                if finish_reason is not None:
+                    return
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of any kind of prompt, off the event loop: a long text takes milliseconds."""
+        vocab_size = self._engine.target.model.vocab_size
         if isinstance(prompt, str):
-            return tuple(await asyncio.to_thread(self.tokenizer.encode, prompt))
-        if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Sequence):
+            return _checked_ids(await asyncio.to_thread(self.tokenizer.encode, prompt), vocab_size)
+        if isinstance(prompt, (bytes, bytearray, memoryview, Mapping)) or not isinstance(prompt, Sequence):
             raise TypeError(f"prompt must be text, token ids or chat messages, not {type(prompt).__name__}")
         messages = [item for item in prompt if isinstance(item, Mapping)]
         if messages and len(messages) == len(prompt):
-            return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, messages))
-        return tuple(_checked_ids(prompt, self._engine.target.model.vocab_size))
+            return _checked_ids(await asyncio.to_thread(self.tokenizer.encode_chat, messages), vocab_size)
+        return _checked_ids(prompt, vocab_size)
 
     def _request(self, prompt_ids: tuple[int, ...], options: GenerationOptions) -> DecodeRequest:
         if not prompt_ids:
@@ -199,6 +209,9 @@ class Runtime:
                 f"prompt has {len(prompt_ids)} tokens and leaves no room in a context of {self.context_length}; "
                 "shorten it, or load with a larger context_length if the model allows one"
             )
+        vocab_size = self._engine.target.model.vocab_size
+        _check_known("stop_token_ids", options.stop_token_ids, vocab_size)
+        _check_known("logit_bias", options.logit_bias, vocab_size)
         eos_ids = frozenset[int]() if options.ignore_eos else self.tokenizer.eos_token_ids
         return DecodeRequest(
             prompt_ids=prompt_ids,
@@ -209,7 +222,7 @@ class Runtime:
         )
 
 
-def _checked_ids(prompt: Sequence[object], vocab_size: int) -> list[int]:
+def _checked_ids(prompt: Sequence[object], vocab_size: int) -> tuple[int, ...]:
     token_ids = []
     for index, token_id in enumerate(prompt):
         if isinstance(token_id, bool) or not isinstance(token_id, int):
@@ -217,6 +230,14 @@ def _checked_ids(prompt: Sequence[object], vocab_size: int) -> list[int]:
                 f"prompt[{index}] must be a token id (or all items chat messages), not {type(token_id).__name__}"
             )
         if not 0 <= token_id < vocab_size:
-            raise ValueError(f"prompt[{index}] must be a token id below {vocab_size}, got {token_id}")
+            raise ValueError(
+                f"prompt[{index}] must be a token id of the target, at least 0 and below {vocab_size}, got {token_id}"
+            )
         token_ids.append(token_id)
-    return token_ids
+    return tuple(token_ids)
+
+
+def _check_known(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise ValueError(f"{name} names token id {token_id}, but the target's ids end below {vocab_size}")

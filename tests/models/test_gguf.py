@@ -278,7 +278,7 @@ def test_names_and_fingerprints(tmp_path: Path) -> None:
     first = open_tiny(tmp_path, "llama", {"general.name": "Tiny"})
     again = open_tiny(tmp_path, "llama", {"general.name": "Tiny"})
     other = open_tiny(tmp_path, "llama", {"llama.rope.freq_base": 20_000.0})
-    assert (first.name, other.name) == ("Tiny", "tiny")
+    assert first.name == other.name == "tiny"
     assert first.fingerprint == again.fingerprint != other.fingerprint
 
 
