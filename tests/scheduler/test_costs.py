@@ -1,0 +1,76 @@
+"""What a block costs: measured, smoothed, interpolated."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler import BlockCosts
+
+
+def test_nothing_measured_is_nothing_known() -> None:
+    assert BlockCosts().estimate(1) is None
+
+
+def test_measured_widths_are_taken_as_they_are() -> None:
+    costs = BlockCosts({1: 10.0, 5: 14.0})
+    assert (costs.estimate(1), costs.estimate(5)) == (10.0, 14.0)
+    assert costs.as_dict() == {1: 10.0, 5: 14.0}
+
+
+@pytest.mark.parametrize(("width", "expected"), [(2, 11.0), (3, 12.0), (4, 13.0), (7, 18.0)])
+def test_between_two_widths_the_line_through_them(width: int, expected: float) -> None:
+    assert BlockCosts({1: 10.0, 5: 14.0, 9: 22.0}).estimate(width) == pytest.approx(expected)
+
+
+def test_beyond_the_widest_each_token_costs_as_much() -> None:
+    assert BlockCosts({1: 10.0, 5: 15.0}).estimate(10) == pytest.approx(30.0)
+
+
+def test_below_the_narrowest_nothing_gets_cheaper() -> None:
+    assert BlockCosts({4: 12.0}).estimate(1) == 12.0
+
+
+def test_new_measurements_move_the_estimate() -> None:
+    costs = BlockCosts({1: 10.0})
+    for _ in range(60):
+        costs.record(1, 20.0)
+    assert costs.estimate(1) == pytest.approx(20.0, rel=0.01)
+
+
+def test_one_slow_step_hardly_counts() -> None:
+    costs = BlockCosts({1: 10.0})
+    costs.record(1, 100_000.0)
+    assert costs.estimate(1) == pytest.approx(12.0)
+
+
+def test_a_slow_first_step_of_a_new_width_hardly_counts() -> None:
+    costs = BlockCosts({1: 10.0, 9: 18.0})
+    costs.record(5, 100_000.0)
+    assert costs.estimate(5) == pytest.approx(14.0 * 1.2)
+
+
+def test_a_width_outside_the_measured_range_is_taken_as_it_is() -> None:
+    costs = BlockCosts({1: 10.0})
+    costs.record(17, 12.0)
+    assert costs.estimate(17) == 12.0
+    assert costs.estimate(9) == pytest.approx(11.0)
+
+
+def test_calibrating_forgets() -> None:
+    costs = BlockCosts({1: 10.0, 9: 99.0})
+    costs.calibrate({1: 5.0, 2: 6.0})
+    assert costs.as_dict() == {1: 5.0, 2: 6.0}
+
+
+def test_a_step_too_short_for_the_clock_still_costs_something() -> None:
+    costs = BlockCosts({1: 0.0})
+    costs.record(2, 0.0)
+    assert min(costs.as_dict().values()) > 0
+
+
+def test_what_was_given_is_copied() -> None:
+    measured = {1: 10.0}
+    costs = BlockCosts(measured)
+    measured[1] = 99.0
+    costs.as_dict()[1] = 99.0
+    assert costs.estimate(1) == 10.0
