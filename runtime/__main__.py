@@ -9,6 +9,6 @@ if __name__ == "__main__":
         from runtime.cli import main
 
         status = main()
-    except KeyboardInterrupt:  # while torch was being imported, before anything of ours could catch it
-        status = 130
+    except KeyboardInterrupt:  # as early as while torch is being imported
+        status = 130  # that of a shell's child that SIGINT ended
     sys.exit(status)

@@ -228,6 +228,14 @@ def test_a_comparison_under_the_rejection_rule_may_differ(command: Command) -> N
     assert "the tokens differ, as they may" in command.output
 
 
+def test_a_comparison_without_a_seed_gives_both_modes_the_same_one(command: Command) -> None:
+    """Where nothing is proposed, both modes are one-token decoding and draw the same under either rule."""
+    nothing_proposed = ["--temperature", "1", "--gamma", "0", "--max-tokens", "20", "--ignore-eos", "--compare", PROMPT]
+    record = command.json(*nothing_proposed)
+    assert record["settings"]["verification"] == "rejection"
+    assert record["comparison"]["identical"] is True
+
+
 CHAT = ("--chat", "--max-tokens", "6", "--ignore-eos")
 
 

@@ -44,6 +44,17 @@ async def test_a_plain_request_proposes_nothing_and_writes_the_same(runtime: Run
     assert plain.token_ids == speculative.token_ids
 
 
+async def test_speed_does_not_count_the_tokens_of_the_first_round(runtime: Runtime) -> None:
+    """They are all there when the first one is: counted as later ones they would have cost no time."""
+    options = {"max_tokens": 30, "ignore_eos": True, "logit_bias": {5: 100.0}}  # one token forever: drafts are right
+    async with runtime.stream("x", **options) as chunks:
+        num_first, *_ = [len(chunk.token_ids) async for chunk in chunks]
+    metrics = chunks.result.metrics
+    assert metrics.num_first_tokens == num_first > 1
+    assert metrics.ttft_ms is not None
+    assert metrics.tpot_ms == pytest.approx((metrics.total_ms - metrics.ttft_ms) / (30 - num_first))
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_modes_in_any_order_leave_nothing_behind(
     runtime: Runtime, plain_runtime: Runtime, temperature: float

@@ -26,7 +26,8 @@ def start_command(*arguments: str | Path, environment: Mapping[str, str] | None 
     return subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "runtime", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, **(environment or {})},
+        # Unbuffered streams, which some environments ask for, would hide what is never flushed.
+        env={**os.environ, "PYTHONUNBUFFERED": "", **(environment or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
