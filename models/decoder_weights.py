@@ -103,8 +103,8 @@ def load_weights(
         source: an opened checkpoint.
         kinds: a weight kind for each matrix.
         device: where the weights shall lie.
-        input_scales: what each input feature of a matrix shall be divided by, keyed `layers.3.qkv`, `layers.3.gate_up`
-            or `layers.3.down`; the division is folded into the norm or the up projection before it,
+        input_scales: what each input feature of a matrix shall be divided by, keyed `layers.3.qkv`, `layers.3.gate_up`,
+            `layers.3.down` or `head`; the division is folded into the norm or the up projection before it,
             the product into the matrix, so float32 results stay the same and int8 ones get finer.
 
     Raises:
@@ -119,7 +119,7 @@ def load_weights(
         layers = tuple(pool.map(loader.layer, range(config.num_layers)))
         embedding_VE, head = embedding.result()
     loader.check_all_scales_used()
-    final_norm_E = loader.norm("model.norm.weight", config.hidden_size)
+    final_norm_E = loader.norm("model.norm.weight", config.hidden_size, loader.head_scale)
     return DecoderWeights(embedding_VE=embedding_VE, layers=layers, final_norm_E=final_norm_E, head=head)
 
 
@@ -133,9 +133,13 @@ class _LayerLoader:
         self._device = device
         self._input_scales = input_scales
 
+    @property
+    def head_scale(self) -> torch.Tensor | None:
+        return self._input_scales.get("head")
+
     def check_all_scales_used(self) -> None:
         known = {f"layers.{i}.{name}" for i in range(self._config.num_layers) for name in ("qkv", "gate_up", "down")}
-        unknown = sorted(set(self._input_scales) - known)
+        unknown = sorted(set(self._input_scales) - known - {"head"})
         if unknown:
             raise ValueError(f"input_scales names no matrix of this model: {unknown[0]!r}; expected e.g. layers.0.qkv")
 
@@ -152,7 +156,7 @@ class _LayerLoader:
     def embedding_and_head(self) -> tuple[torch.Tensor, PackedLinear]:
         embedding_VE = self._float("model.embed_tokens.weight")
         head_VE = embedding_VE if self._config.tie_embeddings else self._float("lm_head.weight")
-        head = pack_linear(head_VE, None, self._kinds.head)
+        head = pack_linear(head_VE, None, self._kinds.head, input_scale_I=self.head_scale)
         compact = self._kinds.head is not WeightKind.FLOAT32 and fits_float16(embedding_VE)
         return embedding_VE.half() if compact else embedding_VE, head
 

@@ -18,6 +18,7 @@ from models.decoder import Decoder
 from models.errors import UnsupportedModelError
 from models.linear import WeightKind
 from models.memory import num_parameters
+from models.smoothing_cache import cached_input_scales
 from models.tokenizer import Tokenizer
 
 
@@ -65,9 +66,11 @@ def open_model(source: str | os.PathLike[str], *, weights: WeightKind) -> Genera
 
 
 def _load_decoder(checkpoint: Checkpoint, weights: WeightKind) -> LoadedModel:
+    tokenizer = checkpoint.tokenizer()
+    input_scales = cached_input_scales(checkpoint, tokenizer) if weights is WeightKind.INT8 else None
     return LoadedModel(
-        model=Decoder.from_checkpoint(checkpoint, weights=weights),
-        tokenizer=checkpoint.tokenizer(),
+        model=Decoder.from_checkpoint(checkpoint, weights=weights, input_scales=input_scales),
+        tokenizer=tokenizer,
         weights=weights,
         num_parameters=num_parameters(checkpoint.config),
     )
