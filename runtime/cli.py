@@ -24,15 +24,14 @@ from runtime.result import GenerationResult
 from runtime.runtime import Prompt, Runtime
 from runtime.token_stream import TokenStream
 
-DONE, FAILED, WRONG_USAGE, READER_GONE = 0, 1, 2, 141
-"""Exit statuses; the last one is that of a shell's child that SIGPIPE ended."""
+DONE, FAILED, WRONG_USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
+"""Exit statuses; the last two are those of a shell's child that SIGINT and SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, that of the process by default; returns the exit status.
 
-    What is wrong with the usage, the input or the model becomes one line on standard error. A KeyboardInterrupt ends
-    the request and passes.
+    What is wrong with the usage, the input or the model becomes one line on standard error.
     """
     console = Console()
     try:
@@ -43,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         console.error(error)
         return WRONG_USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:
         silence_standard_output()
         return READER_GONE
