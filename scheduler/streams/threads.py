@@ -187,7 +187,7 @@ class ThreadStream:
             self._queue.put(item)
 
     def _run(self) -> None:
-        # When a thread first asks, torch gives it the number that any thread has set last; asking first makes ours stay.
+        # Asked for the first time, torch gives a thread the number that any thread has set last: ask, then set.
         torch.get_num_threads()
         torch.set_num_threads(self._num_threads)
         with torch.inference_mode():

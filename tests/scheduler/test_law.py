@@ -27,7 +27,7 @@ from tests.support.statistics import total_variation
 from tests.support.table_model import TableModel
 
 VOCAB = 4
-PROMPT = (2, 1, 3, 2, 1)
+PROMPT = (2, 1, 0, 2, 1)
 STOP_IDS = frozenset({0})
 LAST_BIT = 2e-6
 """Float32 against float64, over a few dozen products."""
@@ -103,11 +103,17 @@ def test_speculation_keeps_the_law(
     target = TableModel(vocab_size=VOCAB, order=2, seed=1)
     settings = settings_of(filter_name, rule)
     law = CachedLaw(settings, vocab_size=VOCAB, stop_ids=STOP_IDS)
+    enumerator = Enumerator(monkeypatch)
+    proposer = new_proposer(kind, stream)
+    if proposer is not None:
+        history = law.start_history(PROMPT)
+        proposer.begin(history)
+        assert len(proposer.propose(law, history, 2).token_ids) == 2
     found = enumerated_law(
-        Enumerator(monkeypatch),
+        enumerator,
         law,
         target.logits_after,
-        new_proposer(kind, stream),
+        proposer,
         prompt_ids=PROMPT,
         num_tokens=3,
         gamma=2,

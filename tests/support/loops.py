@@ -1,0 +1,163 @@
+"""Loops over table models, and what they should give, worked out without a loop, a cache or a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+
+from scheduler import (
+    DecodeRequest,
+    FixedGamma,
+    GammaPolicy,
+    Lane,
+    ModelProposer,
+    NgramProposer,
+    PrefillReport,
+    Proposal,
+    Proposer,
+    RoundReport,
+    SamplingLaw,
+    SamplingSettings,
+    SequentialLoop,
+    Stream,
+    ThreadStream,
+    TokenHistory,
+    judge,
+)
+from tests.support.enumeration import target_rows
+from tests.support.table_model import TableModel
+
+NewProposer = Callable[[Stream], Proposer]
+_SETTING_NAMES = {field.name for field in fields(SamplingSettings)}
+
+
+def request_of(prompt_ids: Sequence[int], max_tokens: int, **options: object) -> DecodeRequest:
+    """A request; options of the sampling settings go where they belong."""
+    settings = SamplingSettings(**{name: value for name, value in options.items() if name in _SETTING_NAMES})
+    others = {name: value for name, value in options.items() if name not in _SETTING_NAMES}
+    return DecodeRequest(prompt_ids=tuple(prompt_ids), settings=settings, max_tokens=max_tokens, **others)
+
+
+def model_proposer(
+    model: TableModel, gamma: int | GammaPolicy = 4, *, capacity: int = 512, source: int = 0
+) -> NewProposer:
+    policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
+    return lambda stream: ModelProposer(Lane("draft", model, stream, capacity=capacity), policy, source=source)
+
+
+def ngram_proposer(gamma: int = 4, *, source: int = 0) -> NewProposer:
+    return lambda stream: NgramProposer(lambda: FixedGamma(gamma), min_match=1, source=source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a request came to."""
+
+    prefill: PrefillReport
+    reports: tuple[RoundReport, ...]
+
+    @property
+    def ids(self) -> list[int]:
+        return [token_id for report in self.reports for token_id in report.token_ids]
+
+    @property
+    def logprobs(self) -> list[tuple[int, float, tuple[tuple[int, float], ...]]]:
+        return [(item.token_id, item.logprob, item.top) for report in self.reports for item in report.logprobs]
+
+    @property
+    def num_proposed(self) -> int:
+        return sum(report.num_proposed for report in self.reports)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(report.num_accepted for report in self.reports)
+
+
+class Rig:
+    """A loop with its lanes and streams."""
+
+    def __init__(
+        self,
+        target: TableModel,
+        new_proposers: Iterable[NewProposer] = (),
+        *,
+        two_streams: bool = False,
+        capacity: int = 512,
+        max_gamma: int = 8,
+        warmup_tokens: int = 0,
+    ) -> None:
+        self.target_stream: Stream = ThreadStream("target", num_threads=1)
+        self.draft_stream: Stream = ThreadStream("draft", num_threads=1) if two_streams else self.target_stream
+        self.target = Lane("target", target, self.target_stream, capacity=capacity)
+        self.proposers = [new(self.draft_stream) for new in new_proposers]
+        self.loop = SequentialLoop(
+            self.target, self.draft_stream, self.proposers, max_gamma=max_gamma, warmup_tokens=warmup_tokens
+        )
+
+    async def run(self, request: DecodeRequest) -> Output:
+        prefill = await self.loop.prefill(request)
+        return Output(prefill=prefill, reports=tuple([report async for report in self.loop.rounds(request)]))
+
+    async def idle(self) -> None:
+        """Wait until both streams have nothing left to do."""
+        for stream in (self.draft_stream, self.target_stream, self.draft_stream):
+            await asyncio.gather(stream.record(), return_exceptions=True)
+
+    def close(self) -> None:
+        self.draft_stream.close()
+        self.target_stream.close()
+
+
+@asynccontextmanager
+async def rigged(
+    target: TableModel,
+    new_proposers: Iterable[NewProposer] = (),
+    *,
+    two_streams: bool = False,
+    capacity: int = 512,
+    max_gamma: int = 8,
+    warmup_tokens: int = 0,
+) -> AsyncIterator[Rig]:
+    rig = Rig(
+        target,
+        new_proposers,
+        two_streams=two_streams,
+        capacity=capacity,
+        max_gamma=max_gamma,
+        warmup_tokens=warmup_tokens,
+    )
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+async def decode(
+    target: TableModel, request: DecodeRequest, new_proposers: Iterable[NewProposer] = (), **options: object
+) -> Output:
+    """One request on a rig of its own."""
+    async with rigged(target, new_proposers, **options) as rig:
+        return await rig.run(request)
+
+
+def one_token_decoding(
+    target: TableModel,
+    request: DecodeRequest,
+    *,
+    propose: Callable[[SamplingLaw, TokenHistory], Proposal] | None = None,
+) -> list[int]:
+    """The same tokens, round by round from whole sequences; without `propose`, one a round."""
+    law = SamplingLaw(request.settings, vocab_size=target.vocab_size, stop_ids=request.stop_ids)
+    history = law.start_history(request.prompt_ids)
+    output: list[int] = []
+    while True:
+        proposal = propose(law, history) if propose is not None else Proposal()
+        rows_RV = target_rows(target.logits_after, history, proposal.token_ids)
+        token_ids = judge(law, rows_RV, history, proposal).token_ids
+        for token_id in token_ids:
+            output.append(token_id)
+            if token_id in request.stop_ids or len(output) == request.max_tokens:
+                return output
+        history = history.extended(token_ids)
