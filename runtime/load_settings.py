@@ -106,6 +106,8 @@ class LoadSettings:
             raise ValueError(f"device must be 'auto' or 'cpu' in this version, got {self.device!r}")
         if self.target is not None and not isinstance(self.target, (str, Path)):
             raise TypeError(f"target must be a path or a hub id, not {type(self.target).__name__}")
+        if self.verification is not None and not isinstance(self.verification, Verification):
+            raise TypeError(f"verification must be a Verification or None, not {type(self.verification).__name__}")
         self.draft_specs()
 
     @classmethod
@@ -132,7 +134,9 @@ class LoadSettings:
         """The draft sources in the order in which they are asked."""
         if self.mode is Mode.PLAIN or self.draft is None:
             return ()
-        drafts = [self.draft] if isinstance(self.draft, (str, Path)) else list(self.draft)
+        drafts: object = [self.draft] if isinstance(self.draft, (str, Path)) else self.draft
+        if isinstance(drafts, (bytes, bytearray)) or not isinstance(drafts, Sequence):
+            raise TypeError(f"draft must be a name, a path or a list of these, not {type(drafts).__name__}")
         specs = tuple(spec for draft in drafts for spec in _draft_specs(draft, is_demo=self.target is None))
         if sum(spec.kind is DraftKind.NGRAM for spec in specs) > 1:
             raise ValueError("draft names 'ngram' twice; once is enough")

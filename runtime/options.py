@@ -100,7 +100,8 @@ class GenerationOptions:
         self.sampling_settings(seed=0)
         if self.min_tokens > self.max_tokens:
             raise ValueError(
-                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}; raise max_tokens too"
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}; "
+                "raise max_tokens with it"
             )
 
     @classmethod

@@ -37,7 +37,7 @@ class RequestQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiters: deque[_Waiter] = deque()
-        self._owner: _Waiter | object | None = None
+        self._owner: _Waiter | None = None
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -48,25 +48,24 @@ class RequestQueue:
         """Wait for one's turn, and hand it on at the end; a cancelled waiter leaves the queue."""
         waiter = _Waiter()
         with self._lock:
-            free = self._owner is None
-            if free:
-                self._owner = waiter
-            else:
-                self._waiters.append(waiter)
+            self._waiters.append(waiter)
+            # An owner whose loop was closed under it can never leave by itself.
+            if self._owner is None or self._owner.loop.is_closed():
+                self._hand_on()
         try:
-            if not free:
-                await waiter.future
+            await waiter.future
             yield
         finally:
-            self._leave(waiter)
+            with self._lock:
+                if self._owner is waiter:
+                    self._hand_on()
+                elif waiter in self._waiters:
+                    self._waiters.remove(waiter)
 
-    def _leave(self, waiter: _Waiter) -> None:
-        with self._lock:
-            if self._owner is not waiter:
-                self._waiters.remove(waiter)
-                return
-            self._owner = None
-            while self._waiters and self._owner is None:
-                following = self._waiters.popleft()
-                if following.wake():
-                    self._owner = following
+    def _hand_on(self) -> None:
+        """Give the turn to the first waiter whose loop still lives."""
+        self._owner = None
+        while self._waiters and self._owner is None:
+            following = self._waiters.popleft()
+            if following.wake():
+                self._owner = following

@@ -93,6 +93,9 @@ class TokenStream:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        # A task that is cancelled before its first step never comes to the end of `_drive`.
+        self._finished = True
+        self._has_news.set()
 
     async def _raise_failure(self) -> None:
         if self._task is not None and not self._task.cancelled():

@@ -1,0 +1,119 @@
+"""Runtimes over models in memory, put together as `Runtime.load` does it, but without any file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models import CausalModel, WeightKind
+from models.tokenizer import Tokenizer
+from runtime import GenerationResult, LoadSettings, Runtime
+from runtime.engine import Engine
+from scheduler import (
+    AdaptiveGamma,
+    BlockCosts,
+    FixedGamma,
+    GammaPolicy,
+    Lane,
+    ModelProposer,
+    NgramProposer,
+    Proposer,
+    SequentialLoop,
+    ThreadStream,
+)
+from tests.support.table_model import TableModel
+from tests.support.tiny_checkpoint import tiny_tokenizer
+from tests.support.watched_model import WatchedModel
+
+VOCAB_SIZE = 300
+"""A little wider than the tokenizer's ids, as padded heads are."""
+
+
+@dataclass(frozen=True)
+class Rig:
+    """A runtime with what a test watches or disturbs."""
+
+    runtime: Runtime
+    stream: ThreadStream
+    target: WatchedModel
+    draft: WatchedModel | None
+
+    @property
+    def num_calls(self) -> int:
+        """Model calls so far, on both sides."""
+        return self.target.num_calls + (self.draft.num_calls if self.draft else 0)
+
+    async def drained(self) -> None:
+        """Wait until everything launched so far has run."""
+        await self.stream.record()
+
+
+def table_target(**changes: object) -> TableModel:
+    """A table model as wide as the tokenizer needs."""
+    settings: dict[str, object] = {"vocab_size": VOCAB_SIZE, "order": 2, "seed": 5, "sharpness": 3.0}
+    return TableModel(**{**settings, **changes})  # type: ignore[arg-type]  # the caller names real fields
+
+
+def similar_draft(target: TableModel, *, share: float = 0.3, **changes: object) -> TableModel:
+    """A draft that often agrees: the target's tables with other ones mixed in."""
+    draft = table_target(name="draft", **changes)
+    other = table_target(seed=99).tables
+    draft.tables = (1 - share) * target.tables + share * other
+    return draft
+
+
+def build_rig(
+    target: CausalModel | None = None,
+    draft: CausalModel | None = None,
+    *,
+    gamma: int | None = 4,
+    with_ngram: bool = False,
+    capacity: int | None = None,
+    tokenizer: Tokenizer | None = None,
+    warmup_tokens: int = 0,
+    acceptance_threshold: float = 0.0,
+) -> Rig:
+    """A runtime on one worker thread; gamma None adapts. Made inside or outside of a loop."""
+    watched_target = WatchedModel(table_target() if target is None else target)
+    watched_draft = None if draft is None else WatchedModel(draft)
+    stream = ThreadStream("target")
+    lane = Lane("target", watched_target, stream, capacity=capacity or watched_target.context_length)
+    proposers: list[Proposer] = []
+
+    def policy() -> GammaPolicy:
+        if gamma is not None:
+            return FixedGamma(gamma)
+        flat = BlockCosts({1: 10.0, 2: 10.5, 5: 11.0, 9: 12.0})
+        return AdaptiveGamma(max_gamma=8, verify_costs=flat, draft_costs=BlockCosts({1: 0.5}))
+
+    if with_ngram:
+        proposers.append(NgramProposer(policy, source=0))
+    if watched_draft is not None:
+        draft_lane = Lane("draft", watched_draft, stream, capacity=min(lane.capacity, watched_draft.context_length))
+        proposers.append(ModelProposer(draft_lane, policy(), source=len(proposers)))
+    loop = SequentialLoop(lane, stream, proposers, max_gamma=8 if gamma is None else gamma, warmup_tokens=warmup_tokens)
+    engine = Engine(
+        tokenizer=tokenizer or tiny_tokenizer(),
+        target=lane,
+        weights=WeightKind.FLOAT32,
+        num_threads=1,
+        loop=loop,
+        draft_names=tuple(proposer.name for proposer in proposers),
+        model_sources=frozenset() if watched_draft is None else frozenset({len(proposers) - 1}),
+        streams=(stream,),
+    )
+    settings = LoadSettings(target="table", acceptance_threshold=acceptance_threshold)
+    return Rig(runtime=Runtime(engine, settings), stream=stream, target=watched_target, draft=watched_draft)
+
+
+def greedy_ids(model: TableModel, prompt_ids: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+    """What the table alone writes, by its definition."""
+    token_ids = list(prompt_ids)
+    for _ in range(num_tokens):
+        token_ids.append(int(model.logits_after(token_ids).argmax()))
+    return tuple(token_ids[len(prompt_ids) :])
+
+
+def shown(result: GenerationResult) -> tuple[object, ...]:
+    """All of a result that may not depend on how it came about."""
+    return result.token_ids, result.text, result.finish_reason, result.logprobs
