@@ -1,0 +1,162 @@
+"""A lane keeps its record of the cache true, whatever fails in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from scheduler import Lane, ThreadStream
+from tests.support.table_model import TableModel
+
+
+@pytest.fixture
+def model() -> TableModel:
+    return TableModel(vocab_size=20, max_block=4)
+
+
+@pytest.fixture
+def lane(model: TableModel) -> Iterator[Lane]:
+    stream = ThreadStream("idle")
+    yield Lane("target", model, stream, capacity=40)
+    stream.close()
+
+
+def cached_ids(lane: Lane) -> list[int]:
+    """What the cache itself holds."""
+    return lane._cache.token_ids[: lane._cache.length]
+
+
+class TestFeed:
+    @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 8, 11])
+    def test_reads_in_blocks_that_the_model_takes(self, lane: Lane, model: TableModel, num_tokens: int) -> None:
+        ids = list(range(num_tokens))
+        logits_RV = lane.feed(ids, num_logits=1)
+        assert cached_ids(lane) == ids
+        assert lane.num_held == num_tokens
+        assert model.num_calls == -(-num_tokens // 4)
+        assert torch.equal(logits_RV, model.logits_after(ids)[None])
+
+    def test_returns_the_rows_asked_for(self, lane: Lane, model: TableModel) -> None:
+        lane.feed([1, 2], num_logits=0)
+        logits_RV = lane.feed([3, 4, 5], num_logits=2)
+        wanted = [model.logits_after([1, 2, 3, 4]), model.logits_after([1, 2, 3, 4, 5])]
+        assert torch.equal(logits_RV, torch.stack(wanted))
+
+    @pytest.mark.parametrize("call", [1, 2, 3])
+    def test_a_failing_call_leaves_the_blocks_before_it(self, lane: Lane, model: TableModel, call: int) -> None:
+        model.fail_at_call = call
+        with pytest.raises(RuntimeError, match="planted"):
+            lane.feed(range(11), num_logits=1)
+        assert cached_ids(lane) == list(range(4 * (call - 1)))
+        assert lane.num_held == 4 * (call - 1)
+        lane.feed([9], num_logits=1)
+        assert cached_ids(lane) == [*range(4 * (call - 1)), 9]
+
+    def test_a_call_that_fails_half_way_is_undone(
+        self, lane: Lane, model: TableModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lane.feed([1, 2], num_logits=0)
+
+        def fail(token_ids: list[int]) -> torch.Tensor:
+            raise MemoryError("planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model, "logits_after", fail)
+            with pytest.raises(MemoryError):
+                lane.feed([3, 4], num_logits=1)
+        assert cached_ids(lane) == [1, 2]
+        assert lane.num_held == 2
+
+    def test_a_full_cache_is_an_error_that_costs_nothing(self, lane: Lane) -> None:
+        lane.feed(list(range(20)) * 2, num_logits=0)
+        with pytest.raises(ValueError, match="full"):
+            lane.feed([1], num_logits=1)
+        assert lane.num_held == 40
+
+
+class TestRollback:
+    def test_forgets_what_lies_beyond(self, lane: Lane, model: TableModel) -> None:
+        lane.feed(range(10), num_logits=0)
+        lane.roll_back(6)
+        assert lane.num_held == 6
+        assert torch.equal(lane.feed([15], num_logits=1), model.logits_after([*range(6), 15])[None])
+
+    @pytest.mark.parametrize("length", [10, 11, 1000])
+    def test_of_nothing_is_nothing(self, lane: Lane, length: int) -> None:
+        lane.feed(range(10), num_logits=0)
+        lane.roll_back(length)
+        assert lane.num_held == 10
+
+    def test_to_the_very_start(self, lane: Lane, model: TableModel) -> None:
+        lane.feed(range(10), num_logits=0)
+        lane.roll_back(0)
+        assert lane.num_held == 0
+        assert torch.equal(lane.feed([7], num_logits=1), model.logits_after([7])[None])
+
+    def test_moves_no_memory(self, lane: Lane) -> None:
+        cache = lane._cache
+        lane.feed(range(10), num_logits=0)
+        lane.roll_back(3)
+        lane.resume([0, 1])
+        assert lane._cache is cache
+        assert lane.cache_bytes == 8 * 40
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        ("ids", "num_common"),
+        [
+            ([0, 1, 2, 3, 4], 5),
+            ([0, 1, 2, 3, 4, 5, 6], 5),
+            ([0, 1, 2], 3),
+            ([0, 1, 9, 3, 4], 2),
+            ([9, 1, 2, 3, 4], 0),
+            ([], 0),
+        ],
+    )
+    def test_keeps_the_longest_common_prefix(self, lane: Lane, ids: list[int], num_common: int) -> None:
+        lane.feed(range(5), num_logits=0)
+        assert lane.resume(ids) == num_common
+        assert cached_ids(lane) == ids[:num_common]
+        assert lane.num_held == num_common
+
+
+class TestCosts:
+    def test_are_measured_at_every_width_that_fits(self, lane: Lane) -> None:
+        lane.measure_costs()
+        assert list(lane.costs.as_dict()) == [1, 2, 3]
+        assert lane.num_held == 0
+
+    def test_a_cold_first_run_does_not_count(
+        self, lane: Lane, model: TableModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now_s = [0.0]
+        forward = model.forward
+
+        def timed_forward(*arguments: object, **options: object) -> torch.Tensor:
+            logits_RV = forward(*arguments, **options)
+            now_s[0] += 5.0 if model.num_calls == 1 else 0.01
+            return logits_RV
+
+        monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
+        monkeypatch.setattr(model, "forward", timed_forward)
+        lane.measure_costs()
+        assert list(lane.costs.as_dict().values()) == pytest.approx([10.0, 10.0, 10.0])
+
+    def test_policies_that_hold_the_costs_see_the_measured_ones(self, lane: Lane) -> None:
+        costs = lane.costs
+        lane.measure_costs()
+        assert costs is lane.costs
+        assert costs.estimate(1) is not None
+
+    def test_are_refreshed_by_every_step(self, lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+        lane.costs.calibrate({1: 1e9, 2: 1e9})
+        lane.feed([1, 2], num_logits=1)
+        assert lane.costs.as_dict()[2] < 1e9
+        assert lane.costs.as_dict()[1] == 1e9
+
+    def test_reading_a_prompt_is_no_step(self, lane: Lane) -> None:
+        lane.feed(range(8), num_logits=0)
+        assert lane.costs.as_dict() == {}
