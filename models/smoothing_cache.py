@@ -15,7 +15,7 @@ import torch
 from models.calibration_text import ANSWER, CODE, PROSE, QUESTION
 from models.checkpoint import Checkpoint
 from models.int8_linear import activation_grid
-from models.smoothing import EXPONENT, MATRIX_TENSORS, calibrate_input_scales
+from models.smoothing import EXPONENT, calibrate_input_scales, scaled_matrices
 from models.tokenizer import Tokenizer
 from models.user_cache import user_cache_folder, write_atomically
 
@@ -93,8 +93,7 @@ def _read_entry(path: Path, identity: str, checkpoint: Checkpoint) -> dict[str, 
 
 def _fit(scales: Mapping[str, torch.Tensor], checkpoint: Checkpoint) -> bool:
     config = checkpoint.config
-    expected = {f"layers.{index}.{name}" for index in range(config.num_layers) for name in MATRIX_TENSORS}
-    return scales.keys() == expected and all(
+    return scales.keys() == scaled_matrices(config).keys() and all(
         scale_E.shape == (config.hidden_size,)
         and scale_E.dtype == torch.float32
         and bool(scale_E.isfinite().all() and (scale_E > 0).all())

@@ -106,7 +106,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.max_tokens < 2:
         parser.error("--max-tokens must be at least 2")
-    texts = {path.name: path.read_text(encoding="utf-8") for path in chosen.texts} or default_texts()
+    try:
+        texts = {str(path): path.read_text(encoding="utf-8") for path in chosen.texts} or default_texts()
+    except (OSError, UnicodeDecodeError) as error:
+        parser.error(f"a text cannot be read: {error}")
     rows = measure(chosen.target or demo_weights(), texts, list(WeightKind), max_tokens=chosen.max_tokens)
     for row in rows:
         print(f"{row.text:20}  {row.weights:8}  {row.perplexity:8.3f}  x{row.relative_to_float32:.4f}")
