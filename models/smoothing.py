@@ -28,7 +28,7 @@ scale for a row, whereas every output channel of the weights has its own.
 """
 
 STEPS_PER_OCTAVE = 4
-"""Scales are powers of two to the power of one over this; coarser ones cost perplexity."""
+"""Scales are 2 to the power of n / this, n whole; whole powers of two cost perplexity."""
 
 _FUSED_TENSORS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -137,6 +137,19 @@ def test_scales_bring_int8_nearer_to_float32() -> None:
     assert (logits(scaled, ids) - exact_TV).norm() < 0.5 * (logits(plain, ids) - exact_TV).norm()
 
 
+def test_scaled_int8_rows_do_not_depend_on_the_width() -> None:
+    checkpoint = with_a_loud_feature()
+    scales = calibrate_input_scales(checkpoint, [token_ids()])
+    decoder = Decoder.from_checkpoint(checkpoint, weights=WeightKind.INT8, input_scales=scales)
+    ids = token_ids(90, seed=8)
+    together_TV = logits(decoder, ids)
+    cache = decoder.new_cache(len(ids))
+    for block_T in torch.tensor(ids).split([1, 2, 3, 5, 8, 13, 17, 40, 1]):
+        first = cache.length
+        rows_TV = decoder.forward(block_T, cache, num_logits=len(block_T))
+        assert torch.equal(rows_TV, together_TV[first : first + len(block_T)])
+
+
 def test_ids_and_lengths_beyond_the_model_are_left_out() -> None:
     checkpoint = llama().checkpoint
     short = dataclasses.replace(checkpoint, config=dataclasses.replace(checkpoint.config, context_length=20))
