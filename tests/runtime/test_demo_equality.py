@@ -1,7 +1,7 @@
 """On the demo model, the same seed gives the same tokens with every draft, gamma and mode, to the last one.
 
-The normal run takes two prompts and a short output. `SLIPSTREAM_FULL_EQUALITY=1` takes twelve prompts of three kinds, 200
-tokens, every gamma and both packed weight kinds: more than an hour on two cores.
+The normal run takes two prompts and a short output. `SLIPSTREAM_FULL_EQUALITY=1` takes twelve prompts of three kinds,
+200 tokens, every gamma and both packed weight kinds: more than an hour on two cores.
 """
 
 from __future__ import annotations
