@@ -22,7 +22,7 @@ from models.errors import (
     UnsupportedModelError,
 )
 from models.free_memory import available_memory
-from models.linear import WeightKind
+from models.linear import CPU_WEIGHT_KIND, WeightKind
 from models.loading import LoadedModel, OpenModel, open_model
 from models.memory import check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
@@ -30,6 +30,7 @@ from models.pair import check_pair
 from models.tokenizer import Tokenizer
 
 __all__ = [
+    "CPU_WEIGHT_KIND",
     "Cache",
     "CausalModel",
     "Checkpoint",

@@ -33,6 +33,9 @@ VERIFY_BLOCK = 17
 """The widest call that shall be cheap: a proposal of sixteen tokens and the one before it."""
 WIDE_WIDTHS = (24, 32, 48, 64, 128, 256)
 """Widths for prefill that the probe tries beside all narrow ones."""
+_SHARED_OUT = 32768
+"""Elements from which on torch shares an elementwise operation out among threads (`at::internal::GRAIN_SIZE`)."""
+
 PROBED_LAYERS = 1
 """All layers have the same shapes, so they run the same kernels."""
 
@@ -297,7 +300,7 @@ class Decoder:
     def _feed_forward(self, layer: LayerWeights, hidden_TE: torch.Tensor) -> None:
         gate_up_TO = layer.gate_up(_rms_norm(hidden_TE, layer.feedforward_norm_E, self._hidden_eps))
         gate_TF, up_TF = gate_up_TO.chunk(2, dim=-1)
-        hidden_TE.add_(layer.down(F.silu(gate_TF).mul_(up_TF)))
+        hidden_TE.add_(layer.down(_silu(gate_TF).mul_(up_TF)))
 
     def _logits(self, hidden_RE: torch.Tensor, head_widths: ExactWidths) -> torch.Tensor:
         num_rows = hidden_RE.shape[0]
@@ -371,6 +374,18 @@ class Decoder:
         reference_TE = hidden_rows(chosen.widest, 0, whole, 0)
         agreeing = [width for width in wide if torch.equal(hidden_rows(width, 0, whole, 0), reference_TE)]
         return ExactWidths((*chosen.widths, *agreeing))
+
+
+def _silu(gate_TF: torch.Tensor) -> torch.Tensor:
+    """SiLU in pieces that torch gives to one thread each.
+
+    A larger piece is shared out in the middle of rows, and where a share ends, the elements that do not fill a vector
+    are computed by other code with other last bits: a row would depend on the rows beside it.
+    """
+    num_rows = max(1, (_SHARED_OUT - 1) // gate_TF.shape[1])
+    if gate_TF.shape[0] <= num_rows:
+        return F.silu(gate_TF)
+    return torch.cat([F.silu(piece) for piece in torch.split(gate_TF, num_rows)])
 
 
 def _rms_norm(x: torch.Tensor, scaled_weight: torch.Tensor, eps_times_width: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,10 @@ def default_weight_kind(device: torch.device) -> WeightKind:
     return WeightKind.FLOAT16 if has_packed_kinds(device) else WeightKind.FLOAT32
 
 
+CPU_WEIGHT_KIND = default_weight_kind(torch.device("cpu"))
+"""What a runtime on this CPU takes unless told otherwise."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class MatrixKinds:
     """A weight kind for each matrix of a decoder."""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from models import WeightKind
+from models import CPU_WEIGHT_KIND, WeightKind
 from runtime.keywords import as_choice, check_names
 from scheduler import Verification, check_integer, check_number
 
@@ -68,7 +68,8 @@ class LoadSettings:
     """Tokens proposed a round: a number, or `adaptive` by measured costs and acceptance."""
     max_gamma: int = DEFAULT_MAX_GAMMA
     """Upper limit of adaptive gamma."""
-    weights: WeightKind = WeightKind.FLOAT16
+    weights: WeightKind = CPU_WEIGHT_KIND
+    """How matrices are kept: float16 where the CPU has kernels for it (x86-64), else float32."""
     threads: int | None = None
     """Intra-op threads of model work; None takes torch's own choice."""
     context_length: int | None = None

@@ -60,7 +60,7 @@ class GenerationOptions:
     min_p: float = 0.0
     """Draw from tokens at least this fraction as likely as the most likely one."""
     seed: int | None = None
-    """Equal seeds give equal tokens, whatever draft, gamma or mode; None draws a new seed."""
+    """Equal seeds give equal tokens under coupled verification, whatever draft, gamma or mode; None draws a seed."""
     stop: tuple[str, ...] = ()
     """The output ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()

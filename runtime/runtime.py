@@ -149,8 +149,9 @@ class Runtime:
 
     async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:
         recorder = MetricsRecorder(self._engine.draft_names)
-        request = self._request(await self._encode(prompt), options)
         async with self._queue.turn():
+            # Encoded in turn, so that a short prompt does not overtake a long one.
+            request = self._request(await self._encode(prompt), options)
             if self._closed:
                 raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
             recorder.start()
