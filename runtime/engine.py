@@ -93,10 +93,6 @@ async def build_engine(settings: LoadSettings) -> Engine:
         launch = stream.launch(lambda: _assemble(settings, stream), writes=("target.cache",))
         await stream.record()
         return launch.result()
-    except asyncio.CancelledError:
-        # The load itself cannot be cut short; its worker ends by itself when it is done.
-        stream.close(wait=False)
-        raise
     except BaseException:
         await asyncio.to_thread(stream.close)
         raise

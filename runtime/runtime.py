@@ -50,6 +50,8 @@ class Runtime:
     async def load(cls, target: str | Path | None = None, **options: Any) -> Runtime:
         """Load a target and its drafts; `LoadSettings` explains the options.
 
+        A load that is cancelled ends when its worker is through: torch cannot be stopped in the middle.
+
         Raises:
             TypeError, ValueError: for options of the wrong name, type or value.
             SlipstreamError: if a model cannot be loaded or paired.

@@ -171,13 +171,13 @@ class ThreadStream:
 
         self._enqueue(hold)
 
-    def close(self, *, wait: bool = True) -> None:
-        """Run what is queued, then end the thread; blocks until it has ended unless `wait` is False."""
+    def close(self) -> None:
+        """Run what is queued, then end the thread; blocks until it has ended."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._queue.put(None)
-        if wait and threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def _enqueue(self, item: Callable[[], None]) -> None:
