@@ -133,7 +133,7 @@ class LoadSettings:
 
     def draft_specs(self) -> tuple[DraftSpec, ...]:
         """The draft sources in the order in which they are asked."""
-        if self.mode is Mode.PLAIN or self.draft is None:
+        if self.draft is None:
             return ()
         drafts: object = [self.draft] if isinstance(self.draft, (str, Path)) else self.draft
         if isinstance(drafts, (bytes, bytearray)) or not isinstance(drafts, Sequence):
@@ -143,7 +143,7 @@ class LoadSettings:
             raise ValueError("draft names 'ngram' twice; once is enough")
         if sum(spec.kind is not DraftKind.NGRAM for spec in specs) > 1:
             raise ValueError("draft may name one of early exit and a draft model, and 'ngram' beside it")
-        return specs
+        return () if self.mode is Mode.PLAIN else specs
 
 
 def _draft_specs(draft: object, *, is_demo: bool) -> tuple[DraftSpec, ...]:
