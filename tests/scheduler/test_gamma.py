@@ -99,6 +99,12 @@ class TestAdaptive:
         worthwhile = tokens_per_ms(best) > 1.03 * tokens_per_ms(0)
         assert policy.choose() == (best if worthwhile else 0)
 
+    @pytest.mark.parametrize(("gain", "gamma"), [(0.99, 0), (1.01, 0), (1.05, 1)])
+    def test_a_gain_within_the_noise_of_the_clock_is_none(self, gain: float, gamma: int) -> None:
+        costs = BlockCosts({1: 1.0, 2: expected_tokens(1, 0.6) / gain})
+        policy = AdaptiveGamma(max_gamma=1, verify_costs=costs, draft_costs=None, prior_alpha=0.6)
+        assert policy.choose() == gamma
+
     def test_a_better_draft_gets_longer_blocks(self) -> None:
         averages = []
         for alpha in (0.3, 0.6, 0.9, 1.0):

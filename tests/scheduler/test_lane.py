@@ -129,6 +129,17 @@ class TestCosts:
         assert list(lane.costs.as_dict()) == [1, 2, 3]
         assert lane.num_held == 0
 
+    def test_start_from_an_empty_cache_however_full_it_was(self, lane: Lane) -> None:
+        lane.feed(list(range(20)) * 2, num_logits=0)
+        lane.measure_costs()
+        assert list(lane.costs.as_dict()) == [1, 2, 3]
+        assert lane.num_held == 0
+
+    def test_are_measured_only_as_wide_as_the_cache(self, model: TableModel, lane: Lane) -> None:
+        short = Lane("short", model, lane.stream, capacity=2)
+        short.measure_costs()
+        assert list(short.costs.as_dict()) == [1, 2]
+
     def test_a_cold_first_run_does_not_count(
         self, lane: Lane, model: TableModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -189,6 +189,21 @@ class TestEvents:
         assert value() is None
         assert closure() is None
 
+    def test_a_launch_that_has_run_keeps_its_value_alone(self, stream: Stream) -> None:
+        class Work:
+            def __call__(self) -> int:
+                return 7
+
+        work = Work()
+        gone = weakref.ref(work)
+        launch = stream.launch(work)
+        del work
+        stream.launch(int)
+        stream.record().synchronize()
+        gc.collect()
+        assert gone() is None
+        assert launch.result() == 7
+
 
 class TestWaiting:
     def test_later_launches_wait_and_the_host_does_not(self, new_stream: NewStream) -> None:
