@@ -1,0 +1,156 @@
+"""Metrics: sums over made-up rounds, then agreement with what a runtime really did."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+
+import pytest
+
+from runtime import Chunk, Metrics
+from runtime.metrics import MetricsRecorder
+from scheduler import PrefillReport, RoundReport
+from tests.support.table_runtime import build_rig, similar_draft, table_target
+
+PROMPT = (5, 17, 40, 8)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("runtime.metrics.time.perf_counter", made)
+    return made
+
+
+def spec_round(num_proposed: int, num_accepted: int, *, source: int = 0) -> RoundReport:
+    return RoundReport(
+        token_ids=(7,) * (num_accepted + 1),
+        num_proposed=num_proposed,
+        num_accepted=num_accepted,
+        source=source,
+        draft_ms=2.0,
+        verify_ms=5.0,
+    )
+
+
+def test_a_request_by_hand(clock: Clock) -> None:
+    recorder = MetricsRecorder(("ngram", "small"))
+    clock.now_s += 1.0
+    recorder.start()
+    recorder.add_prefill(PrefillReport(num_prompt_tokens=10, num_reused_tokens=4))
+    for report in (
+        spec_round(4, 2),
+        RoundReport(token_ids=(7,), verify_ms=3.0),
+        spec_round(3, 0, source=1),
+        spec_round(4, 4, source=1),
+    ):
+        clock.now_s += 0.5
+        recorder.add_round(report, len(report.token_ids))
+    metrics = recorder.snapshot(acceptance_low=True)
+    assert metrics == Metrics(
+        num_prompt_tokens=10,
+        num_reused_tokens=4,
+        num_output_tokens=3 + 1 + 1 + 5,
+        num_spec_steps=3,
+        num_plain_steps=1,
+        num_draft_tokens=11,
+        num_accepted_draft_tokens=6,
+        acceptance_histogram=(1, 0, 1, 0, 1),
+        drafts={"ngram": (4, 2), "small": (7, 4)},
+        queue_ms=1000.0,
+        ttft_ms=500.0,
+        num_first_tokens=3,
+        total_ms=2000.0,
+        draft_ms=6.0,
+        verify_ms=18.0,
+        acceptance_low=True,
+    )
+    assert metrics.draft_acceptance_rate == pytest.approx(6 / 11)
+    assert metrics.mean_acceptance_length == pytest.approx(1 + 6 / 3)
+    # The three tokens of the first round came with it; seven more took a second and a half.
+    assert metrics.tpot_ms == pytest.approx(1500 / 7)
+    assert metrics.tokens_per_s == pytest.approx(7 / 1.5)
+
+
+def test_a_round_that_a_stop_cut_counts_what_was_kept(clock: Clock) -> None:
+    recorder = MetricsRecorder(("ngram",))
+    recorder.start()
+    recorder.add_round(spec_round(6, 5), 2)
+    metrics = recorder.snapshot()
+    assert metrics.num_output_tokens == 2
+    assert metrics.num_accepted_draft_tokens == 2
+    assert metrics.acceptance_histogram == (0, 0, 1)
+
+
+def test_what_did_not_happen_is_none_and_not_zero() -> None:
+    for metrics in (Metrics(), MetricsRecorder(()).snapshot()):
+        assert metrics.ttft_ms is None
+        assert metrics.tpot_ms is None
+        assert metrics.tokens_per_s is None
+        assert metrics.draft_acceptance_rate is None
+        assert metrics.mean_acceptance_length is None
+        assert metrics.acceptance_histogram == ()
+
+
+def test_json_has_every_field_and_figure() -> None:
+    metrics = Metrics(drafts={"ngram": (4, 2)}, num_draft_tokens=4, num_accepted_draft_tokens=2, num_spec_steps=1)
+    values = json.loads(json.dumps(metrics.as_dict()))
+    assert {field.name for field in dataclasses.fields(Metrics)} <= values.keys()
+    assert values["drafts"] == {"ngram": {"num_draft_tokens": 4, "num_accepted_draft_tokens": 2}}
+    assert values["draft_acceptance_rate"] == 0.5
+    assert values["mean_acceptance_length"] == 3.0
+    assert values["tpot_ms"] is None
+
+
+@pytest.mark.parametrize("gamma", [0, 1, 4, None])
+@pytest.mark.parametrize("with_ngram", [False, True])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0}])
+async def test_counts_agree_with_the_chunks(gamma: int | None, with_ngram: bool, sampling: dict[str, float]) -> None:
+    target = table_target()
+    rig = build_rig(target, similar_draft(target), gamma=gamma, with_ngram=with_ngram)
+    async with (
+        rig.runtime,
+        rig.runtime.stream(PROMPT, max_tokens=90, ignore_eos=True, **sampling) as stream,  # type: ignore[arg-type]  # real options
+    ):
+        chunks: list[Chunk] = [chunk async for chunk in stream]
+    metrics = stream.result.metrics
+    assert len(chunks) == metrics.num_spec_steps + metrics.num_plain_steps
+    assert sum(metrics.acceptance_histogram) == metrics.num_spec_steps
+    assert sum(a * count for a, count in enumerate(metrics.acceptance_histogram)) == metrics.num_accepted_draft_tokens
+    assert sum(proposed for proposed, _ in metrics.drafts.values()) == metrics.num_draft_tokens
+    assert sum(accepted for _, accepted in metrics.drafts.values()) == metrics.num_accepted_draft_tokens
+    assert 0 <= metrics.num_accepted_draft_tokens <= metrics.num_draft_tokens
+    # Each round adds what it accepted and one token of the target's own.
+    assert metrics.num_output_tokens == 90
+    assert metrics.num_accepted_draft_tokens + len(chunks) == 90
+    assert metrics.num_first_tokens == len(chunks[0].token_ids)
+    assert metrics.num_prompt_tokens == len(PROMPT)
+    assert (metrics.num_draft_tokens == 0) == (gamma == 0)
+    assert metrics.ttft_ms is not None
+    assert 0 < metrics.ttft_ms <= metrics.total_ms
+    assert metrics.draft_ms + metrics.verify_ms <= metrics.total_ms
+
+
+async def test_the_rolling_rate_warns_once_and_shows_in_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    target = table_target()
+    rig = build_rig(target, table_target(seed=77, name="stranger"), gamma=4, acceptance_threshold=0.4)
+    with caplog.at_level(logging.WARNING, logger="slipstream"):
+        async with rig.runtime:
+            assert rig.runtime.acceptance_rate is None
+            first = await rig.runtime.generate(PROMPT, max_tokens=10, ignore_eos=True)
+            assert not first.metrics.acceptance_low, "ten rounds say little"
+            for _ in range(2):
+                last = await rig.runtime.generate(PROMPT, max_tokens=120, ignore_eos=True)
+            assert last.metrics.acceptance_low
+            assert rig.runtime.acceptance_rate is not None
+            assert rig.runtime.acceptance_rate < 0.4
+    assert len([record for record in caplog.records if "acceptance rate" in record.message]) == 1
