@@ -134,6 +134,14 @@ class TestReference:
         kept = law.apply(random_rows(1, WIDE_VOCAB)[0], law.start_history((0,))).token_ids_C
         assert 1024 < len(kept) < WIDE_VOCAB
 
+    @pytest.mark.parametrize(("top_p", "num_kept"), [(0.5, 1), (0.50001, 2), (0.75, 2), (0.75001, 4)])
+    def test_a_nucleus_that_just_reaches_its_sum_is_full(self, top_p: float, num_kept: int) -> None:
+        row_V = torch.tensor([0.5, 0.25, 0.125, 0.125]).log()
+        if (row_V - row_V[0]).exp().tolist() != [1.0, 0.5, 0.25, 0.25]:
+            pytest.skip("this machine's exp rounds halves, so that no sum meets the limit to the bit")
+        law = SamplingLaw(SamplingSettings(temperature=1.0, top_p=top_p), vocab_size=4)
+        assert law.apply(row_V, law.start_history((0,))).token_ids_C.tolist() == list(range(num_kept))
+
     def test_penalties_count_the_prompt_only_where_they_should(self) -> None:
         row_V = torch.ones(4)
         for field, expected in [

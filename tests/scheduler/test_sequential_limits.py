@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from scheduler import (
     FinishReason,
@@ -28,7 +29,7 @@ from tests.support.sequential_cases import (
     sources,
     target_model,
 )
-from tests.support.table_model import TableModel
+from tests.support.table_model import TableCache, TableModel
 
 
 def wide_model() -> TableModel:
@@ -102,6 +103,22 @@ class TestLimits:
         # A full context still gives the token that its last row predicts.
         assert output.ids == one_token_decoding(target_model(), request)[: max(room, 1)]
         assert output.reports[-1].finish_reason is FinishReason.LENGTH
+
+    @pytest.mark.parametrize("room", range(6))
+    async def test_nothing_is_proposed_that_the_context_could_not_keep(self, room: int) -> None:
+        request = request_of(PROMPT, 50, temperature=1.0, seed=1)
+        output = await decode(target_model(), request, sources("same", 8), capacity=len(PROMPT) + room)
+        assert len(output.reports) == 1
+        assert output.num_proposed == output.num_accepted == max(room - 1, 0)
+
+    async def test_policies_are_left_alone_where_nothing_may_be_proposed(self) -> None:
+        # Being asked moves a policy on: plain rounds must not use up the pause before its next attempt.
+        policy = ScriptedGamma(3)
+        request = request_of(PROMPT, 20, temperature=1.0, seed=1)
+        async with rigged(target_model(), [model_proposer(target_model(), policy)], warmup_tokens=5) as rig:
+            await rig.loop.prefill(request)
+            chosen = [(report.num_proposed, policy.num_chosen) async for report in rig.loop.rounds(request)]
+        assert chosen[:7] == [(0, 0)] * 5 + [(3, 1), (3, 2)]
 
     @pytest.mark.parametrize("draft_capacity", [1, 2, 11, 12, 13, 20])
     async def test_a_draft_with_less_context_stops_proposing(self, draft_capacity: int) -> None:
@@ -235,6 +252,25 @@ class TestCalls:
             output = await rig.run(request_of(PROMPT, 450))
         # Right again and cheap: the later part of the text is written in long blocks.
         assert sum(report.num_accepted for report in output.reports) > 100
+
+    async def test_each_round_reports_what_its_draft_and_its_verify_took(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # A clock that only models move: each call of the draft takes 3 ms, of the target 20 ms.
+        now_s = [0.0]
+
+        class TimedModel(TableModel):
+            cost_s = 0.0
+
+            def forward(self, token_ids_T: torch.Tensor, cache: TableCache, *, num_logits: int) -> torch.Tensor:
+                now_s[0] += self.cost_s
+                return super().forward(token_ids_T, cache, num_logits=num_logits)
+
+        target, draft = TimedModel(max_block=64), TimedModel(max_block=64)
+        target.cost_s, draft.cost_s = 0.020, 0.003
+        monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
+        output = await decode(target, request_of((3, 1, 4), 17), [model_proposer(draft, 3)])
+        assert [report.num_proposed for report in output.reports] == [3, 3, 3, 3, 0]
+        assert [report.draft_ms for report in output.reports] == pytest.approx([9.0, 9.0, 9.0, 9.0, 0.0])
+        assert [report.verify_ms for report in output.reports] == pytest.approx([20.0] * 5)
 
 
 class TestReuse:
