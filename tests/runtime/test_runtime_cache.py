@@ -102,12 +102,13 @@ async def test_a_request_cancelled_anywhere_leaves_a_true_cache(call: int) -> No
 
 
 @pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("call", range(1, 12))
-async def test_a_request_that_fails_anywhere_leaves_a_true_cache(rig: Rig, side: str, call: int) -> None:
+async def test_a_request_that_fails_anywhere_leaves_a_true_cache(rig: Rig, side: str, call: int, late: bool) -> None:
     await answer(rig, BASE[:10])
     model = rig.target if side == "target" else rig.draft
     assert model is not None
-    model.fail_at(call, MemoryError())
+    model.fail_at(call, MemoryError(), late=late)
     with pytest.raises(MemoryError):
         await answer(rig, BASE, 50)
     for prompt in (BASE, BASE[:10]):

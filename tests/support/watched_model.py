@@ -32,6 +32,8 @@ class WatchedModel:
         self.thread_names: set[str] = set()
         self.before_call: Callable[[int], None] | None = None
         """Gets the number of the coming call, the first being 1."""
+        self.after_call: Callable[[int], None] | None = None
+        """Likewise, when the cache has been written."""
 
     @property
     def num_calls(self) -> int:
@@ -45,17 +47,23 @@ class WatchedModel:
         self.thread_names.add(threading.current_thread().name)
         if self.before_call is not None:
             self.before_call(self.num_calls)
-        return self._model.forward(token_ids_T, cache, num_logits=num_logits)
+        logits_RV = self._model.forward(token_ids_T, cache, num_logits=num_logits)
+        if self.after_call is not None:
+            self.after_call(self.num_calls)
+        return logits_RV
 
-    def fail_at(self, call: int, error: BaseException) -> None:
-        """Raise `error` in place of one call, counted from now on; later calls run again."""
+    def fail_at(self, call: int, error: BaseException, *, late: bool = False) -> None:
+        """Raise `error` at one call, counted from now on, before it or (`late`) after the cache was written."""
         failing = self.num_calls + call
 
         def fail(number: int) -> None:
             if number == failing:
                 raise error
 
-        self.before_call = fail
+        if late:
+            self.after_call = fail
+        else:
+            self.before_call = fail
 
 
 class Gate:
