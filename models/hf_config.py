@@ -147,9 +147,13 @@ def _null_means_all_heads(reader: SettingsReader, family: Family) -> bool:
 
 def _read_rope(reader: SettingsReader, context_length: int) -> RopeConfig:
     """Both spellings: `rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (4)."""
-    rope = reader.section("rope_parameters")
-    if not rope.settings:
-        rope = reader.section("rope_scaling")
+    rope, older = reader.section("rope_parameters"), reader.section("rope_scaling")
+    if rope.settings and older.settings and dict(rope.settings) != dict(older.settings):
+        raise UnsupportedModelError(
+            f"{reader.origin}: rope_parameters and rope_scaling are both given and differ, and which one the weights "
+            "were made for cannot be told; remove the wrong one"
+        )
+    rope = rope if rope.settings else older
     if any(isinstance(value, Mapping) for value in rope.settings.values()):
         raise UnsupportedModelError(f"{rope.origin} differs by layer type; supported is one rotation for all layers")
     for section in (reader, rope):

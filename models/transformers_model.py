@@ -119,8 +119,9 @@ class TransformersModel:
             )
         except (OSError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(f"{source} cannot be loaded: {error}") from error
-        except ValueError as error:
-            raise UnsupportedModelError(f"{source} is not a causal language model known here: {error}") from error
+        except (ValueError, KeyError, AttributeError, ImportError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UnsupportedModelError(f"{source} is not a causal language model known here: {reason}") from error
         if report["missing_keys"]:
             # transformers would go on with random numbers in their place.
             raise CheckpointError(

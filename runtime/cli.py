@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence_standard_output()
         return READER_GONE
-    except (SlipstreamError, TypeError, ValueError, OSError) as error:
+    except (SlipstreamError, TypeError, ValueError, OSError, ImportError) as error:
         console.error(error)
         return FAILED
 

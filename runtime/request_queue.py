@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+_RECHECK_S = 1.0
+"""How often a waiter looks whether the owner's loop was closed under it; such an owner hands nothing on."""
+
 
 class _Waiter:
     def __init__(self) -> None:
@@ -53,7 +56,7 @@ class RequestQueue:
             if self._owner is None or self._owner.loop.is_closed():
                 self._hand_on()
         try:
-            await waiter.future
+            await self._come_first(waiter)
             yield
         finally:
             with self._lock:
@@ -61,6 +64,14 @@ class RequestQueue:
                     self._hand_on()
                 elif waiter in self._waiters:
                     self._waiters.remove(waiter)
+
+    async def _come_first(self, waiter: _Waiter) -> None:
+        while not waiter.future.done():
+            # Not `wait_for`, which would cancel the future when the time is over.
+            await asyncio.wait([waiter.future], timeout=_RECHECK_S)
+            with self._lock:
+                if self._owner is not None and self._owner.loop.is_closed():
+                    self._hand_on()
 
     def _hand_on(self) -> None:
         """Give the turn to the first waiter whose loop still lives."""

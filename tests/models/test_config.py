@@ -131,6 +131,14 @@ def test_both_spellings_of_rope_agree(rope_type: str, extra: dict[str, object]) 
     assert version_5.rope.factor == extra.get("factor", 1.0)
 
 
+def test_two_spellings_of_rope_that_differ_are_refused() -> None:
+    plain, stretched = {"rope_type": "default", "rope_theta": 5000.0}, {"rope_type": "yarn", "factor": 2.0}
+    with pytest.raises(UnsupportedModelError, match=r"rope_parameters and rope_scaling.*differ"):
+        parse_config({**SMALL, "rope_parameters": plain, "rope_scaling": stretched})
+    both = parse_config({**SMALL, "rope_parameters": plain, "rope_scaling": plain})
+    assert both == parse_config({**SMALL, "rope_parameters": plain, "rope_scaling": None})
+
+
 def test_original_context_falls_back_as_in_transformers() -> None:
     assert parse_config({**SMALL, "rope_scaling": LLAMA3}).rope.original_context == 256
     inside = {**LLAMA3, "original_max_position_embeddings": 64}

@@ -156,6 +156,8 @@ def test_a_template_may_refuse_and_cannot_escape() -> None:
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe|undefined|access"),
         ("{% for %}", "refuses"),
+        ("{{ 1 / 0 }}", "refuses.*division"),
+        ("{{ messages.missing.content }}", "refuses"),
     ):
         with pytest.raises(ValueError, match=named):
             render_chat_template(template, MESSAGES, add_generation_prompt=True, template_tokens={})
