@@ -1,0 +1,237 @@
+"""The benchmark: paired ratios by hand, the order of the runs, bad arguments, and one small run of the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import WeightKind
+from profiling import bench
+from profiling.bench import (
+    REFERENCE,
+    REFERENCE_LOOKUP,
+    Run,
+    Settings,
+    SummaryRow,
+    System,
+    format_table,
+    main,
+    measure,
+    summarise,
+)
+from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
+
+PLAIN = "slipstream float16, plain"
+SPECULATION = "slipstream float16, speculation"
+SETTINGS = Settings(threads=(1, 2), weights=(WeightKind.FLOAT16,), num_prompts=2, max_tokens=4, with_transformers=False)
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    """A run sets the number of threads of the whole process."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def planted(
+    system: str,
+    tpots_ms: Sequence[float],
+    *,
+    kind: PromptKind = PromptKind.CODE,
+    threads: int = 1,
+    acceptance: Sequence[float | None] | None = None,
+) -> list[Run]:
+    """One run for each prompt; every system has the same tokens on one prompt, others on the next."""
+    rates = acceptance or [None] * len(tpots_ms)
+    return [
+        Run(
+            system=system,
+            threads=threads,
+            kind=kind,
+            prompt=prompt,
+            tpot_ms=tpot_ms,
+            ttft_ms=100 * tpot_ms,
+            token_ids=(prompt, 7),
+            acceptance_rate=rate,
+            acceptance_length=None if rate is None else 1 + 4 * rate,
+        )
+        for prompt, (tpot_ms, rate) in enumerate(zip(tpots_ms, rates, strict=True))
+    ]
+
+
+def all_systems() -> list[Run]:
+    return [
+        *planted(REFERENCE, [30, 40, 50]),
+        *planted(PLAIN, [10, 20, 12]),
+        *planted(SPECULATION, [5, 20, 4], acceptance=[0.5, None, 0.75]),
+        *planted(REFERENCE_LOOKUP, [15, 40, 10]),
+    ]
+
+
+def row_of(rows: Sequence[SummaryRow], system: str, *, kind: str = "code", threads: int = 1) -> SummaryRow:
+    (row,) = [row for row in rows if (row.system, row.kind, row.threads) == (system, kind, threads)]
+    return row
+
+
+def test_ratios_are_paired_before_their_median_is_taken() -> None:
+    """The ratios of the medians would be 40/12, 40/5, 40/15 and 12/5 instead."""
+    rows = summarise(all_systems())
+    assert {row.system: row.speedup_over_transformers for row in rows} == {
+        REFERENCE: 1,
+        PLAIN: 3,
+        SPECULATION: 6,
+        REFERENCE_LOOKUP: 2,
+    }
+    assert row_of(rows, SPECULATION).speedup_over_plain == 2
+    assert row_of(rows, REFERENCE_LOOKUP).speedup_over_plain == 2
+    assert row_of(rows, PLAIN).speedup_over_plain == 1
+
+
+def test_times_and_acceptance_are_medians_of_what_is_known() -> None:
+    rows = summarise(all_systems())
+    assert (row_of(rows, PLAIN).tpot_ms, row_of(rows, PLAIN).ttft_ms) == (12, 1200)
+    speculation = row_of(rows, SPECULATION)
+    assert (speculation.acceptance_rate, speculation.mean_acceptance_length) == (0.625, 3.5)
+    assert (row_of(rows, PLAIN).acceptance_rate, row_of(rows, PLAIN).mean_acceptance_length) == (None, None)
+
+
+def test_kinds_and_threads_are_never_mixed() -> None:
+    runs = [
+        *planted(PLAIN, [8], threads=2),
+        *planted(PLAIN, [30], kind=PromptKind.CHAT),
+        *all_systems(),
+        *planted(SPECULATION, [15], kind=PromptKind.CHAT),
+        *planted(SPECULATION, [2], threads=2),
+    ]
+    rows = summarise(runs)
+    assert [(row.threads, row.kind) for row in rows] == [(1, "code")] * 4 + [(1, "chat")] * 2 + [(2, "code")] * 2
+    assert row_of(rows, SPECULATION, kind="chat").speedup_over_plain == 2
+    assert row_of(rows, SPECULATION, threads=2).speedup_over_plain == 4
+    assert row_of(rows, SPECULATION, threads=2).speedup_over_transformers is None
+    assert row_of(rows, SPECULATION).speedup_over_plain == 2
+
+
+def test_speculation_is_compared_with_plain_of_the_same_weights() -> None:
+    int8 = SPECULATION.replace("float16", "int8")
+    rows = summarise([*planted(PLAIN, [10]), *planted(int8, [5])])
+    assert row_of(rows, int8).speedup_over_plain is None
+    assert row_of(rows, int8).identical_to_plain is None
+
+
+def test_one_other_token_on_one_prompt_is_shown() -> None:
+    runs = all_systems()
+    assert all(row.identical_to_plain for row in summarise(runs))
+    assert "DIFFER" not in format_table(summarise(runs))
+    changed = [
+        replace(run, token_ids=(*run.token_ids[:-1], 8)) if (run.system, run.prompt) == (SPECULATION, 2) else run
+        for run in runs
+    ]
+    rows = summarise(changed)
+    assert [row.system for row in rows if row.identical_to_plain is False] == [SPECULATION]
+    shouting = [line for line in format_table(rows).splitlines() if line.endswith("TOKENS DIFFER")]
+    assert len(shouting) == 1
+    assert SPECULATION in shouting[0]
+
+
+def test_the_table_has_a_line_for_each_row_and_dashes_for_what_is_unknown() -> None:
+    header, plain, speculation = format_table(
+        summarise([*planted(PLAIN, [10, 20, 12]), *planted(SPECULATION, [5, 20, 4], acceptance=[0.5, None, 0.75])])
+    ).splitlines()
+    assert header.split()[:3] == ["threads", "prompts", "system"]
+    assert plain.split() == ["1", "code", *PLAIN.split(), "12.00", "-", "1.00", "-"]
+    assert speculation.split() == ["1", "code", *SPECULATION.split(), "5.00", "-", "2.00", "0.62"]
+    assert len({len(line) for line in (header, plain, speculation)}) == 1
+
+
+def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each prompt is read by all systems before the next one, and none is timed on the prompt that warms up."""
+    asked: list[tuple[int, str, BenchPrompt]] = []
+
+    def system(name: str, threads: int) -> System:
+        async def run(prompt: BenchPrompt) -> Run:
+            asked.append((threads, name, prompt))
+            return replace(planted(name, [1], kind=prompt.kind, threads=threads)[0], prompt=99)
+
+        return System(name=name, run=run)
+
+    async def systems(settings: Settings, threads: int, stack: AsyncExitStack) -> list[System]:
+        return [system(name, threads) for name in "ab"]
+
+    monkeypatch.setattr(bench, "_systems", systems)
+    runs = asyncio.run(measure(SETTINGS))
+    prompts = [prompt for kind in PromptKind for prompt in bench_prompts(kind)[:2]]
+    for threads, calls in ((1, asked[:14]), (2, asked[14:])):
+        assert [name for _, name, _ in calls] == list("ab" + "abba" * 3)
+        assert {called for called, _, _ in calls} == {threads}
+        assert not any(prompt in prompts for _, _, prompt in calls[:2])
+        assert [prompt for _, _, prompt in calls[2:]] == [prompt for prompt in prompts for _ in "ab"]
+    assert len(runs) == 24
+    assert [(run.kind, run.prompt) for run in runs[:12:2]] == [(kind, index) for kind in PromptKind for index in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--threads", "0"],
+        ["--threads", "1", "-2"],
+        ["--threads"],
+        ["--prompts", "0"],
+        ["--prompts", "7"],
+        ["--max-tokens", "1"],
+        ["--max-tokens", "many"],
+        ["--weights", "int4"],
+        ["--speed"],
+    ],
+)
+def test_bad_arguments_end_before_anything_is_loaded(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(bench, "measure")
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "error:" in capsys.readouterr().err
+
+
+def test_there_are_as_many_prompts_as_may_be_asked_for_and_none_twice() -> None:
+    texts = [prompt.messages[0]["content"] for kind in PromptKind for prompt in bench_prompts(kind)]
+    assert [len(bench_prompts(kind)) for kind in PromptKind] == [6, 6, 6]
+    assert len(set(texts)) == len(texts)
+    assert all(prompt.kind is kind for kind in PromptKind for prompt in bench_prompts(kind))
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+@pytest.mark.usefixtures("demo_gguf", "same_threads")
+def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole, but with float32 weights, which every machine has; how fast it is nobody asks here."""
+    out = tmp_path / "bench.json"
+    settings = ["--threads", "1", "--weights", "float32", "--prompts", "1", "--max-tokens", "4"]
+    assert main([*settings, "--no-transformers", "--out", str(out)]) == 0
+    *table, last = capsys.readouterr().out.splitlines()
+    report = json.loads(last)
+    assert json.loads(out.read_text()) == report
+    assert (report["max_tokens"], report["num_prompts"]) == (4, 1)
+    assert report["machine"]["processor"]
+    rows = report["rows"]
+    own_systems = ("slipstream float32, plain", "slipstream float32, speculation")
+    assert len(rows) == 6
+    assert {(row["kind"], row["system"]) for row in rows} == {
+        (kind, system) for kind in ("code", "chat", "copy") for system in own_systems
+    }
+    assert len(table) == 1 + len(rows)
+    for row in rows:
+        assert row["threads"] == 1
+        assert row["tpot_ms"] > 0
+        assert row["ttft_ms"] > 0
+        assert row["identical_to_plain"] is True
+        assert row["speedup_over_transformers"] is None
+        assert (row["acceptance_rate"] is None) or "speculation" in row["system"]
