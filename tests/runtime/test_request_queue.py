@@ -189,3 +189,27 @@ def test_a_waiter_notices_that_the_owners_loop_was_closed(
     asyncio.run(wait_while_that_loop_dies())
     owner.task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is destroyed pending, on purpose
     assert log == ["a", "b"]
+
+
+def test_an_owner_whose_loop_is_closed_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.request_queue._RECHECK_S", 0.01)
+    queue, log = RequestQueue(), list[str]()
+    loop = asyncio.new_event_loop()
+
+    async def become_owner() -> Customer:
+        customer = Customer(queue, log, "a")
+        await settled()
+        return customer
+
+    owner = loop.run_until_complete(become_owner())
+
+    async def wait_behind_it() -> None:
+        waiting = [asyncio.create_task(take_one_turn(queue, log, name)) for name in "bc"]
+        await asyncio.sleep(0.03)
+        assert log == ["a"], "the owner's loop still lives, if it does not run"
+        loop.close()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(wait_behind_it())
+    assert log == ["a", "b", "c"]
+    owner.task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is destroyed pending, on purpose
