@@ -25,9 +25,10 @@ class WeightKind(Enum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"
-    """Raises perplexity by 0.5 to 1.2 per cent over float32's on three kinds of text: SmolLM2-135M-Instruct on a CPU
+    """Raises perplexity by 0.5 to 1.1 per cent over float32's on three kinds of text: SmolLM2-135M-Instruct on a CPU
     with VNNI, outliers balanced as `models.loading` does (`docs/measurements/2026-11-30-fidelity-cpu.json`). With the
-    coarser grid of CPUs without VNNI it stays below 3 (`tests/profiling/test_fidelity.py`)."""
+    coarser grid of CPUs without VNNI, forced on the same CPU, it stays below 3 per cent
+    (`tests/profiling/test_fidelity.py`); no CPU without VNNI has been measured."""
 
 
 def has_packed_kinds(device: torch.device) -> bool:

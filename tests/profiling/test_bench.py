@@ -124,6 +124,7 @@ def test_speculation_is_compared_with_plain_of_the_same_weights() -> None:
     rows = summarise([*planted(PLAIN, [10]), *planted(int8, [5])])
     assert row_of(rows, int8).speedup_over_plain is None
     assert row_of(rows, int8).identical_to_plain is None
+    assert "DIFFER" not in format_table(rows)
 
 
 def test_one_other_token_on_one_prompt_is_shown() -> None:
