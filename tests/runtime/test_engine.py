@@ -97,6 +97,16 @@ async def test_files_of_the_other_format_and_family(gguf_file: Path, draft: str)
             assert metrics.num_accepted_draft_tokens == metrics.num_draft_tokens > 0
 
 
+async def test_a_target_with_logits_wider_than_its_drafts(folder: Path, tmp_path: Path) -> None:
+    """A random target also writes ids that no tokenizer and no draft knows; drafts then keep still."""
+    wide = write_tiny_folder(tmp_path / "wide", vocab_size=310)
+    expected = await expected_outputs(wide, "float16")
+    assert any(token_id >= 280 for token_ids, *_ in expected for token_id in token_ids)  # type: ignore[attr-defined]  # a tuple of ids
+    for draft in (folder, "early-exit:1", ["ngram", folder]):
+        async with await Runtime.load(wide, draft=draft, gamma=4, threads=1) as loaded:
+            assert await outputs(loaded) == expected
+
+
 async def test_no_draft_at_all_is_plain_decoding(folder: Path) -> None:
     for draft in ("none", None, []):
         async with await Runtime.load(folder, draft=draft, threads=1) as loaded:

@@ -1,0 +1,62 @@
+"""The demo model leaves its event loop free and stops when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from runtime import Runtime
+
+PROMPT = "Once upon a time there was a small model that"
+
+
+@pytest.fixture
+async def runtime(demo_gguf: Path) -> AsyncIterator[Runtime]:
+    async with await Runtime.load(demo_gguf, draft=["ngram", "early-exit:4"], gamma=4) as loaded:
+        yield loaded
+
+
+@pytest.mark.weights
+async def test_a_ticker_stays_regular_beside_generation(runtime: Runtime) -> None:
+    gaps_s: list[float] = []
+
+    async def tick() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.01)
+            now = time.perf_counter()
+            gaps_s.append(now - last)
+            last = now
+
+    ticker = asyncio.create_task(tick())
+    started = time.perf_counter()
+    await runtime.generate(PROMPT, max_tokens=40, ignore_eos=True)
+    generated_s = time.perf_counter() - started
+    async with runtime.stream(PROMPT, max_tokens=40, ignore_eos=True) as chunks:
+        async for _ in chunks:
+            pass
+    ticker.cancel()
+    await asyncio.wait([ticker])
+    assert max(gaps_s) < generated_s / 2
+    assert sorted(gaps_s)[len(gaps_s) // 2] < generated_s / 10
+
+
+@pytest.mark.weights
+async def test_a_cancelled_request_gives_way_at_once(runtime: Runtime) -> None:
+    """The next request waits for a round at most, not for the five hundred tokens that were asked for."""
+    expected = await runtime.generate(PROMPT, max_tokens=8)
+    started = time.perf_counter()
+    await runtime.generate(PROMPT, max_tokens=60, ignore_eos=True)
+    sixty_s = time.perf_counter() - started
+    long = asyncio.create_task(runtime.generate("Tell me everything.", max_tokens=500, ignore_eos=True))
+    await asyncio.sleep(sixty_s / 20)
+    long.cancel()
+    started = time.perf_counter()
+    following = await runtime.generate(PROMPT, max_tokens=8)
+    assert time.perf_counter() - started < 3 * sixty_s
+    assert following.token_ids == expected.token_ids
+    assert long.cancelled()
