@@ -1,6 +1,6 @@
 """What the scheduler asks of a model: tokens in at explicit positions, logits out, rollback by length.
 
-Owns the two protocols that every decoder, adapter and draft fulfils. Knows nothing of
+Owns the two protocols that every decoder, adapter and draft fulfils, and the limits of a call. Knows nothing of
 streams, rounds or text.
 
 Shape suffixes: T tokens of this call, R logit rows asked for, V vocabulary.
@@ -100,3 +100,25 @@ class CausalModel(Protocol):
             ValueError: if T is 0, above `max_block`, or does not fit into the cache.
         """
         ...
+
+
+def check_call(token_ids_T: torch.Tensor, cache: Cache, num_logits: int, *, max_block: int) -> None:
+    """Refuse a `forward` call outside its limits.
+
+    Raises:
+        ValueError: naming what is wrong with the tokens, their number or the rows asked for.
+    """
+    if token_ids_T.dim() != 1 or token_ids_T.dtype != torch.int64:
+        raise ValueError(
+            f"token_ids_T must be one dimension of int64, got {tuple(token_ids_T.shape)} of {token_ids_T.dtype}"
+        )
+    num_tokens = token_ids_T.shape[0]
+    if not 1 <= num_tokens <= max_block:
+        raise ValueError(f"token_ids_T must hold 1 to max_block = {max_block} tokens, got {num_tokens}")
+    if not 0 <= num_logits <= num_tokens:
+        raise ValueError(f"num_logits must be within 0 and the {num_tokens} tokens of the call, got {num_logits}")
+    if cache.length + num_tokens > cache.capacity:
+        raise ValueError(
+            f"{num_tokens} tokens do not fit behind {cache.length} in a cache of capacity {cache.capacity}; "
+            "roll back or make a larger cache"
+        )

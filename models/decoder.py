@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from models.attention import AttentionWindow, attend, plan_windows, probe_window_widths
 from models.block_width import ExactWidths, places_to_probe, probe_exact_widths
-from models.causal_model import Cache
+from models.causal_model import Cache, check_call
 from models.config import ModelConfig
 from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
 from models.kv_cache import KEY_BUCKET, KeyValueCache
@@ -227,24 +227,11 @@ class Decoder:
         return self._logits(hidden_RE[-num_logits:], self._widths.head)
 
     def _check_call(self, token_ids_T: torch.Tensor, cache: Cache, num_logits: int) -> KeyValueCache:
-        if token_ids_T.dim() != 1 or token_ids_T.dtype != torch.int64:
-            raise ValueError(
-                f"token_ids_T must be one dimension of int64, got {tuple(token_ids_T.shape)} of {token_ids_T.dtype}"
-            )
-        num_tokens = token_ids_T.shape[0]
-        if not 1 <= num_tokens <= self._max_block:
-            raise ValueError(f"token_ids_T must hold 1 to max_block = {self._max_block} tokens, got {num_tokens}")
-        if not 0 <= num_logits <= num_tokens:
-            raise ValueError(f"num_logits must be within 0 and the {num_tokens} tokens of the call, got {num_logits}")
         config = self.config
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
         if not isinstance(cache, KeyValueCache) or cache.shape_LKD != shape:
             raise ValueError("cache must come from this model's new_cache; this one is of another kind or shape")
-        if cache.length + num_tokens > cache.capacity:
-            raise ValueError(
-                f"{num_tokens} tokens do not fit behind {cache.length} in a cache of capacity {cache.capacity}; "
-                "roll back or make a larger cache"
-            )
+        check_call(token_ids_T, cache, num_logits, max_block=self._max_block)
         return cache
 
     def _run_layers(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from models.block_width import ExactWidths, choose_widths, equal_width_classes
-from models.causal_model import Cache
+from models.causal_model import Cache, check_call
 from models.errors import CheckpointError, UnsupportedModelError
 from models.kv_cache import KEY_BUCKET
 from models.rewind_check import (
@@ -221,19 +221,7 @@ class TransformersModel:
 
         if not isinstance(cache, RewindableCache) or cache.shapes != self._layer_shapes:
             raise ValueError(f"cache must come from this model's new_cache; got another {type(cache).__name__}")
-        if token_ids_T.dim() != 1 or token_ids_T.dtype != torch.int64:
-            raise ValueError(
-                f"token_ids_T must be one dimension of int64, got {tuple(token_ids_T.shape)} of {token_ids_T.dtype}"
-            )
-        num_tokens = token_ids_T.shape[0]
-        if not 1 <= num_tokens <= self._max_block:
-            raise ValueError(f"token_ids_T must hold 1 to max_block = {self._max_block} tokens, got {num_tokens}")
-        if cache.length + num_tokens > cache.capacity:
-            raise ValueError(
-                f"{num_tokens} tokens do not fit behind {cache.length} in a cache of capacity {cache.capacity}"
-            )
-        if not 0 <= num_logits <= num_tokens:
-            raise ValueError(f"num_logits must be within 0 and the {num_tokens} tokens of the call, got {num_logits}")
+        check_call(token_ids_T, cache, num_logits, max_block=self._max_block)
         return cache
 
     def _plan(self, start: int, num_tokens: int) -> list[tuple[int, int]]:

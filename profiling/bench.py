@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from models import WeightKind, open_checkpoint
 from models.demo import demo_weights
-from profiling.machine import describe_machine
+from profiling.machine import describe_machine, new_file
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 from profiling.reference import reference_model, run_reference
 from runtime import GenerationResult, Mode, Runtime
@@ -49,11 +49,10 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Something that can be timed; `plain` names the system that its speculation is compared with."""
+    """Something that can be timed."""
 
     name: str
     run: Callable[[BenchPrompt], Awaitable[Run]]
-    plain: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ async def _systems(settings: Settings, threads: int, stack: AsyncExitStack) -> l
         plain = f"slipstream {weights.value}, plain"
         systems.append(System(name=plain, run=_own_runner(runtime, plain, Mode.PLAIN, threads, settings)))
         name = f"slipstream {weights.value}, speculation"
-        systems.append(System(name=name, run=_own_runner(runtime, name, None, threads, settings), plain=plain))
+        systems.append(System(name=name, run=_own_runner(runtime, name, None, threads, settings)))
     if settings.with_transformers and encode is not None:
         systems += _reference_systems(settings, threads, encode)
     return systems
@@ -162,7 +161,7 @@ def _reference_systems(settings: Settings, threads: int, encode: Callable[[Bench
 
     return [
         System(name=REFERENCE, run=runner(REFERENCE, None)),
-        System(name=REFERENCE_LOOKUP, run=runner(REFERENCE_LOOKUP, _LOOKUP_TOKENS), plain=REFERENCE),
+        System(name=REFERENCE_LOOKUP, run=runner(REFERENCE_LOOKUP, _LOOKUP_TOKENS)),
     ]
 
 
@@ -266,7 +265,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Path | None]:
     parser.add_argument("--prompts", type=int, default=5, help="prompts of each kind, 1 to 6 (default: 5)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each run (default: 96)")
     parser.add_argument("--no-transformers", action="store_true", help="leave transformers out")
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--out", type=new_file, help="also write the JSON to this file")
     chosen = parser.parse_args(arguments)
     if min(chosen.threads) < 1 or not 1 <= chosen.prompts <= 6 or chosen.max_tokens < 2:
         parser.error("--threads must be at least 1, --prompts 1 to 6, --max-tokens at least 2")

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from models import CausalModel, WeightKind, open_model
 from models.demo import demo_weights
-from profiling.machine import describe_machine
+from profiling.machine import describe_machine, new_file
 
 _WINDOW = 512
 """Tokens of each stretch of text; the cache starts empty for each."""
@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("texts", nargs="*", type=Path, help="text files (default: three texts at hand)")
     parser.add_argument("--target", help="folder, hub id or GGUF file (default: the demo model)")
     parser.add_argument("--max-tokens", type=int, default=4096, help="tokens of each text (default: 4096)")
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--out", type=new_file, help="also write the JSON to this file")
     chosen = parser.parse_args(arguments)
     if chosen.max_tokens < 2:
         parser.error("--max-tokens must be at least 2")

@@ -1,7 +1,8 @@
-"""What a measurement ran on, for the record."""
+"""What a measurement ran on, and where its record goes."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import os
 import platform
@@ -24,6 +25,18 @@ def describe_machine() -> dict[str, object]:
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "command": " ".join(["python", "-m", _module_name(), *sys.argv[1:]]),
     }
+
+
+def new_file(name: str) -> Path:
+    """The path of a report, as an argument of a command line: its folder must be there before hours are spent.
+
+    Raises:
+        argparse.ArgumentTypeError: if nothing can be written under that name.
+    """
+    path = Path(name)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{name} cannot be written: name a file in a folder that exists")
+    return path
 
 
 def _processor_name() -> str:

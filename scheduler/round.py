@@ -6,7 +6,7 @@ stage comes to its value.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
@@ -99,5 +99,5 @@ class PrefillReport:
     """How a request began."""
 
     num_prompt_tokens: int
-    num_reused_tokens: int = field(default=0)
+    num_reused_tokens: int = 0
     """Prompt tokens that the target's cache still held from an earlier request."""

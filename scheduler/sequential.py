@@ -102,13 +102,17 @@ class SequentialLoop:
 
     def _propose(self, law: SamplingLaw, history: TokenHistory, room: int) -> tuple[Launch[Proposal], Event]:
         def propose() -> Proposal:
-            for proposer in self._proposers:
+            proposal = Proposal()
+            draft_ms = 0.0
+            for proposer in self._proposers if room else ():
                 proposal = proposer.propose(law, history, room)
+                # A source that had nothing to offer, or only caught up, took its time all the same.
+                draft_ms += proposal.draft_ms
                 if proposal.token_ids:
-                    return proposal
-            return Proposal()
+                    break
+            return dataclasses.replace(proposal, draft_ms=draft_ms)
 
-        launch = self._draft_stream.launch(propose if room else Proposal, writes=(*self._draft_buffers, "proposal"))
+        launch = self._draft_stream.launch(propose, writes=(*self._draft_buffers, "proposal"))
         return launch, self._draft_stream.record()
 
     def _verify(

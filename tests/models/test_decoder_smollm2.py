@@ -11,6 +11,7 @@ import torch
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.decoder import VERIFY_BLOCK, Decoder
 from models.linear import WeightKind
+from profiling.reference import reference_model
 
 pytestmark = pytest.mark.weights
 
@@ -51,31 +52,9 @@ def rows_in_blocks(decoder: Decoder, token_ids_T: torch.Tensor, sizes: list[int]
 def test_logits_equal_those_of_transformers(
     checkpoint: Checkpoint, token_ids_T: torch.Tensor, one_thread: None
 ) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = checkpoint.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            max_position_embeddings=config.context_length,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
-            tie_word_embeddings=config.tie_embeddings,
-            attn_implementation="eager",
-        )
-    )
-    tensors = {name: checkpoint.tensor(name) for name in model.state_dict() if checkpoint.has(name)}
-    missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
-    assert set(missing) <= {"lm_head.weight"}
-    assert not unexpected
-    model.tie_weights()
+    model = reference_model(checkpoint)
     with torch.no_grad():
-        expected_TV = model.eval()(token_ids_T[None]).logits[0]
+        expected_TV = model(token_ids_T[None]).logits[0]
     del model
 
     decoder = Decoder.from_checkpoint(checkpoint, weights=WeightKind.FLOAT32)

@@ -190,6 +190,8 @@ def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.
         ["--max-tokens", "many"],
         ["--weights", "int4"],
         ["--speed"],
+        ["--out", "no/such/folder/report.json"],
+        ["--out", "."],
     ],
 )
 def test_bad_arguments_end_before_anything_is_loaded(

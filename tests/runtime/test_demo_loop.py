@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime import Runtime
+from tests.support.ticker import ticking
 
 PROMPT = "Once upon a time there was a small model that"
 
@@ -22,25 +23,13 @@ async def runtime(demo_gguf: Path) -> AsyncIterator[Runtime]:
 
 @pytest.mark.weights
 async def test_a_ticker_stays_regular_beside_generation(runtime: Runtime) -> None:
-    gaps_s: list[float] = []
-
-    async def tick() -> None:
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.01)
-            now = time.perf_counter()
-            gaps_s.append(now - last)
-            last = now
-
-    ticker = asyncio.create_task(tick())
-    started = time.perf_counter()
-    await runtime.generate(PROMPT, max_tokens=40, ignore_eos=True)
-    generated_s = time.perf_counter() - started
-    async with runtime.stream(PROMPT, max_tokens=40, ignore_eos=True) as chunks:
-        async for _ in chunks:
-            pass
-    ticker.cancel()
-    await asyncio.wait([ticker])
+    async with ticking() as gaps_s:
+        started = time.perf_counter()
+        await runtime.generate(PROMPT, max_tokens=40, ignore_eos=True)
+        generated_s = time.perf_counter() - started
+        async with runtime.stream(PROMPT, max_tokens=40, ignore_eos=True) as chunks:
+            async for _ in chunks:
+                pass
     assert max(gaps_s) < generated_s / 2
     assert sorted(gaps_s)[len(gaps_s) // 2] < generated_s / 10
 

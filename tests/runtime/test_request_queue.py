@@ -166,31 +166,6 @@ def test_a_waiter_whose_loop_was_closed_is_passed_over(
     assert log == ["b"]
 
 
-def test_a_waiter_notices_that_the_owners_loop_was_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("runtime.request_queue._RECHECK_S", 0.01)
-    queue, log = RequestQueue(), list[str]()
-    owner_loop = asyncio.new_event_loop()
-
-    async def own() -> Customer:
-        owner = Customer(queue, log, "a")
-        await settled()
-        return owner
-
-    owner = owner_loop.run_until_complete(own())
-
-    async def wait_while_that_loop_dies() -> None:
-        waiting = asyncio.create_task(take_one_turn(queue, log, "b"))
-        await settled()
-        await asyncio.to_thread(owner_loop.close)
-        await waiting
-
-    asyncio.run(wait_while_that_loop_dies())
-    owner.task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is destroyed pending, on purpose
-    assert log == ["a", "b"]
-
-
 def test_an_owner_whose_loop_is_closed_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.request_queue._RECHECK_S", 0.01)
     queue, log = RequestQueue(), list[str]()

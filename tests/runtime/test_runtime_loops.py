@@ -16,6 +16,7 @@ import pytest
 
 from runtime import GenerationResult, Runtime, RuntimeClosedError
 from tests.support.table_runtime import Rig, build_rig, greedy_ids, similar_draft, table_target
+from tests.support.ticker import ticking
 from tests.support.watched_model import Gate
 
 PROMPTS = ((5, 17, 40, 8), (1, 2, 3), (200, 100))
@@ -164,24 +165,11 @@ async def test_a_ticker_goes_on_while_a_model_computes() -> None:
     rig = build_rig(table_target())
     step_s = 0.25
     rig.target.before_call = lambda _: time.sleep(step_s)
-    gaps_s: list[float] = []
-
-    async def tick() -> None:
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.01)
-            now = time.perf_counter()
-            gaps_s.append(now - last)
-            last = now
-
-    ticker = asyncio.create_task(tick())
-    async with rig.runtime:
+    async with rig.runtime, ticking() as gaps_s:
         await answer(rig, max_tokens=4)
         async with rig.runtime.stream(PROMPTS[1], max_tokens=4, ignore_eos=True) as chunks:
             async for _ in chunks:
                 pass
-    ticker.cancel()
-    await asyncio.wait([ticker])
     assert len(gaps_s) > 8
     assert sorted(gaps_s)[len(gaps_s) // 2] < step_s / 4
     assert max(gaps_s) < step_s, "a whole step went by without a tick"

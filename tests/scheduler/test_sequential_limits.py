@@ -10,8 +10,11 @@ import torch
 from scheduler import (
     FinishReason,
     NgramProposer,
+    Proposal,
     Proposer,
+    SamplingLaw,
     Stream,
+    TokenHistory,
     Verification,
 )
 from tests.support.loops import (
@@ -271,6 +274,22 @@ class TestCalls:
         assert [report.num_proposed for report in output.reports] == [3, 3, 3, 3, 0]
         assert [report.draft_ms for report in output.reports] == pytest.approx([9.0, 9.0, 9.0, 9.0, 0.0])
         assert [report.verify_ms for report in output.reports] == pytest.approx([20.0] * 5)
+
+    async def test_the_time_of_a_draft_that_only_caught_up_counts(self) -> None:
+        class Reader:
+            name, buffers = "reader", ()
+
+            def begin(self, history: TokenHistory) -> None: ...
+
+            def roll_back(self, length: int) -> None: ...
+
+            def observe(self, proposal: Proposal, num_accepted: int) -> None: ...
+
+            def propose(self, law: SamplingLaw, history: TokenHistory, max_tokens: int) -> Proposal:
+                return Proposal(draft_ms=7.0)
+
+        output = await decode(target_model(), request_of(PROMPT, 5), [lambda stream: Reader()])
+        assert [report.draft_ms for report in output.reports] == [7.0, 7.0, 7.0, 7.0, 0.0]
 
 
 class TestReuse:
