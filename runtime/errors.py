@@ -7,6 +7,7 @@
     ├── InsufficientMemoryError    weights, caches and activations would not fit
     ├── MissingDependencyError     an optional package is needed (also an ImportError)
     ├── NonFiniteLogitsError       a model returned a row that nothing can be drawn from
+    ├── StaleLaunchError           the result was asked for of work that was skipped
     ├── StreamClosedError          work was launched on a closed stream
     ├── ContextLengthError         the prompt leaves no room in the context (also a ValueError)
     └── RuntimeClosedError         the runtime was closed
@@ -24,7 +25,7 @@ from models.errors import (
     SlipstreamError,
     UnsupportedModelError,
 )
-from scheduler.errors import NonFiniteLogitsError, StreamClosedError
+from scheduler.errors import NonFiniteLogitsError, StaleLaunchError, StreamClosedError
 
 
 class ContextLengthError(SlipstreamError, ValueError):
@@ -44,6 +45,7 @@ __all__ = [
     "PairError",
     "RuntimeClosedError",
     "SlipstreamError",
+    "StaleLaunchError",
     "StreamClosedError",
     "UnsupportedModelError",
 ]

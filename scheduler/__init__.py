@@ -8,7 +8,7 @@ from __future__ import annotations
 import models  # noqa: F401  # it settles how OpenMP waits before anything imports torch
 from scheduler.costs import BlockCosts
 from scheduler.distribution import Distribution, SamplingLaw
-from scheduler.errors import NonFiniteLogitsError, StreamClosedError
+from scheduler.errors import NonFiniteLogitsError, StaleLaunchError, StreamClosedError
 from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tokens
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
@@ -25,7 +25,7 @@ from scheduler.round import (
 )
 from scheduler.sequential import SequentialLoop
 from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
-from scheduler.streams import Event, Launch, Stream, ThreadStream
+from scheduler.streams import Event, Generation, Launch, Lineage, Stream, ThreadStream
 from scheduler.verify import judge
 
 __all__ = [
@@ -38,8 +38,10 @@ __all__ = [
     "FinishReason",
     "FixedGamma",
     "GammaPolicy",
+    "Generation",
     "Lane",
     "Launch",
+    "Lineage",
     "ModelProposer",
     "NgramProposer",
     "NonFiniteLogitsError",
@@ -50,6 +52,7 @@ __all__ = [
     "SamplingLaw",
     "SamplingSettings",
     "SequentialLoop",
+    "StaleLaunchError",
     "Stream",
     "StreamClosedError",
     "ThreadStream",

@@ -9,5 +9,9 @@ class StreamClosedError(SlipstreamError):
     """Work was launched on a stream that has been closed."""
 
 
+class StaleLaunchError(SlipstreamError):
+    """The result was asked for of work that was skipped, because what it assumed turned out wrong."""
+
+
 class NonFiniteLogitsError(SlipstreamError):
     """A model returned a row from which no token can be drawn."""

@@ -1,6 +1,7 @@
 """Streams: ordered work, events between streams, one protocol for every kind of device."""
 
 from scheduler.streams.base import Event, Launch, Stream
+from scheduler.streams.lineage import Generation, Lineage
 from scheduler.streams.threads import ThreadStream
 
-__all__ = ["Event", "Launch", "Stream", "ThreadStream"]
+__all__ = ["Event", "Generation", "Launch", "Lineage", "Stream", "ThreadStream"]

@@ -1,4 +1,4 @@
-"""The stream protocol: work in order, events between streams, errors that travel.
+"""The stream protocol: work in order, events between streams, errors that travel, stale work that is skipped.
 
 Owns the words `Stream`, `Event` and `Launch`; everything above is written once, against
 them. Knows nothing of models, lanes or rounds.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from typing import Protocol, TypeVar
+
+from scheduler.streams.lineage import Generation
 
 Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
@@ -24,8 +26,14 @@ class Launch(Protocol[Result_co]):
 
         Raises:
             RuntimeError: if the work has not run yet.
+            StaleLaunchError: if the work was skipped because its generation was retired.
             BaseException: whatever the work raised.
         """
+        ...
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the stream has passed the work by, its generation being stale."""
         ...
 
 
@@ -64,8 +72,17 @@ class Stream(Protocol):
         *,
         reads: Iterable[str] = (),
         writes: Iterable[str] = (),
+        label: str = "",
+        generation: Generation | None = None,
     ) -> Launch[Result]:
-        """Enqueue `work` in stream order; `reads` and `writes` name the buffers it touches.
+        """Enqueue `work` in stream order.
+
+        Args:
+            work: what to run.
+            reads: names of the buffers that it reads.
+            writes: names of the buffers that it writes, or reads and writes.
+            label: a name for messages and traces; empty takes the work's own.
+            generation: if this is stale when the stream comes to the work, the work is skipped. None always runs.
 
         Raises:
             StreamClosedError: if the stream was closed.

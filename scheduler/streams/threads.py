@@ -15,8 +15,9 @@ from typing import Generic, TypeVar
 
 import torch
 
-from scheduler.errors import StreamClosedError
+from scheduler.errors import StaleLaunchError, StreamClosedError
 from scheduler.streams.base import Event, Launch
+from scheduler.streams.lineage import Generation
 
 Result = TypeVar("Result")
 
@@ -24,20 +25,27 @@ Result = TypeVar("Result")
 class ThreadLaunch(Generic[Result]):
     """Work queued on a `ThreadStream`, and its outcome."""
 
-    def __init__(self, work: Callable[[], Result]) -> None:
+    def __init__(self, work: Callable[[], Result], label: str, generation: Generation | None) -> None:
         self._work: Callable[[], Result] | None = work
+        self._label = label
+        self._generation = generation
         self._value: Result | None = None
         self._error: BaseException | None = None
         self._finished = False
+        self.skipped = False
 
     def run(self, poison: BaseException | None) -> BaseException | None:
-        """Run on the worker, or take over an earlier launch's error; returns the error."""
-        if poison is None and self._work is not None:
+        """Run on the worker, skip what is stale, or take over an earlier launch's error; returns that error."""
+        if poison is not None:
+            self._error = poison
+        elif self._generation is not None and self._generation.stale:
+            self.skipped = True
+            self._error = StaleLaunchError(f"{self._label or 'a launch'} was skipped: its generation was retired")
+        elif self._work is not None:
             try:
                 self._value = self._work()
             except BaseException as error:  # it travels to whoever waits, even a KeyboardInterrupt
-                poison = error
-        self._error = poison
+                self._error = poison = error
         self._work = None
         self._finished = True
         return poison
@@ -137,10 +145,16 @@ class ThreadStream:
         return self._name
 
     def launch(
-        self, work: Callable[[], Result], *, reads: Iterable[str] = (), writes: Iterable[str] = ()
+        self,
+        work: Callable[[], Result],
+        *,
+        reads: Iterable[str] = (),
+        writes: Iterable[str] = (),
+        label: str = "",
+        generation: Generation | None = None,
     ) -> Launch[Result]:
         """Queue `work`; the buffer names matter to streams that check for races, not to this one."""
-        launch = ThreadLaunch(work)
+        launch = ThreadLaunch(work, label, generation)
 
         def run() -> None:
             self._poison = launch.run(self._poison)
