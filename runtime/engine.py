@@ -213,11 +213,11 @@ def _new_proposer(
     index: int, spec: DraftSpec, settings: LoadSettings, target: Lane, draft: _DraftModel | None
 ) -> Proposer:
     if draft is None:
-        return NgramProposer(_policy_factory(spec, settings, target.costs, None), source=index)
+        return NgramProposer(_policy_factory(spec, settings, target.costs, None))
     lane = Lane("draft", draft.model, target.stream, capacity=min(target.capacity, draft.model.context_length))
     lane.measure_costs()
     policy = _policy_factory(spec, settings, target.costs, lane.costs)()
-    return ModelProposer(lane, policy, source=index, num_shared_ids=draft.num_shared_ids)
+    return ModelProposer(lane, policy, num_shared_ids=draft.num_shared_ids)
 
 
 def _policy_factory(

@@ -8,11 +8,20 @@ from __future__ import annotations
 import models  # noqa: F401  # it settles how OpenMP waits before anything imports torch
 from scheduler.costs import BlockCosts
 from scheduler.distribution import Distribution, SamplingLaw
-from scheduler.errors import NonFiniteLogitsError, StaleLaunchError, StreamClosedError
+from scheduler.errors import (
+    NonFiniteLogitsError,
+    ScheduleError,
+    StaleLaunchError,
+    StreamClosedError,
+    StreamDeadlock,
+    StreamRace,
+    TraceMismatchError,
+)
 from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tokens
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
+from scheduler.pipeline import PipelinedLoop
 from scheduler.proposers import ModelProposer, NgramProposer, Proposer
 from scheduler.round import (
     DecodeRequest,
@@ -25,7 +34,17 @@ from scheduler.round import (
 )
 from scheduler.sequential import SequentialLoop
 from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
-from scheduler.streams import Event, Generation, Launch, Lineage, Stream, ThreadStream
+from scheduler.streams import (
+    Event,
+    Generation,
+    Launch,
+    Lineage,
+    Stream,
+    ThreadStream,
+    VirtualDevice,
+    VirtualEvent,
+    VirtualStream,
+)
 from scheduler.verify import judge
 
 __all__ = [
@@ -45,21 +64,29 @@ __all__ = [
     "ModelProposer",
     "NgramProposer",
     "NonFiniteLogitsError",
+    "PipelinedLoop",
     "PrefillReport",
     "Proposal",
     "Proposer",
     "RoundReport",
     "SamplingLaw",
     "SamplingSettings",
+    "ScheduleError",
     "SequentialLoop",
     "StaleLaunchError",
     "Stream",
     "StreamClosedError",
+    "StreamDeadlock",
+    "StreamRace",
     "ThreadStream",
     "TokenHistory",
     "TokenLogprob",
+    "TraceMismatchError",
     "Verdict",
     "Verification",
+    "VirtualDevice",
+    "VirtualEvent",
+    "VirtualStream",
     "check_integer",
     "check_number",
     "expected_tokens",

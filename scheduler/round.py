@@ -1,16 +1,18 @@
 """The frozen values that the stages of a round hand on.
 
-Owns `Proposal`, `Verdict`, `RoundReport` and what a request asks of the loop. Knows nothing of how a
-stage comes to its value.
+Owns `Proposal`, `Drafted`, `Verdict`, `Judgement`, `RoundReport` and what a request asks of the loop. Knows nothing of
+how a stage comes to its value.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
 
+from scheduler.history import TokenHistory
 from scheduler.settings import SamplingSettings, check_integer
 
 
@@ -58,6 +60,45 @@ class Proposal:
     """Which of the request's draft sources made it."""
     draft_ms: float = 0.0
 
+    def __len__(self) -> int:
+        """Tokens of the chain."""
+        return len(self.token_ids)
+
+    def part(self, start: int, stop: int | None = None) -> Proposal:
+        """The tokens from `start` to `stop`, with what belongs to them."""
+        probabilities = self.probabilities
+        return dataclasses.replace(
+            self,
+            token_ids=self.token_ids[start:stop],
+            probabilities=None if probabilities is None else probabilities[start:stop],
+        )
+
+    def followed_by(self, other: Proposal) -> Proposal:
+        """One chain of both; an empty one has no say in the source."""
+        if not other.token_ids or not self.token_ids:
+            kept = self if self.token_ids else other
+            return dataclasses.replace(kept, draft_ms=self.draft_ms + other.draft_ms)
+        probabilities = None
+        if self.probabilities is not None and other.probabilities is not None:
+            probabilities = (*self.probabilities, *other.probabilities)
+        return dataclasses.replace(
+            self,
+            token_ids=(*self.token_ids, *other.token_ids),
+            probabilities=probabilities,
+            draft_ms=self.draft_ms + other.draft_ms,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafted:
+    """What one launch on the draft's stream adds to the chain."""
+
+    proposal: Proposal = Proposal()
+    gamma: int = 0
+    """How many tokens of this source are worth verifying at once."""
+    behind: bool = False
+    """Whether the source is still reading committed tokens, so that its next token is more than one step away."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
@@ -75,9 +116,34 @@ class Verdict:
 
     num_accepted: int
     token_ids: tuple[int, ...]
-    """The accepted prefix and the target's own next token: `num_accepted + 1` ids."""
+    """The accepted prefix and, unless that was judged to its end by the last row, the target's own next token."""
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A verdict with all that both lanes and the host need to go on from it."""
+
+    proposal: Proposal
+    """What was judged: the block, and behind it the guess where there was one."""
+    num_verified: int
+    """Tokens of the block, which the target has read; a guess is judged by the block's last row and not read."""
+    verdict: Verdict
+    history: TokenHistory
+    """The committed tokens, the verdict's among them."""
+    kept_length: int
+    """Tokens that stay true in a cache which has read past the block: the old history and the accepted part of it."""
     verify_ms: float = 0.0
+
+    @property
+    def has_guess(self) -> bool:
+        """Whether the token after the block was guessed."""
+        return len(self.proposal) > self.num_verified
+
+    @property
+    def hit(self) -> bool:
+        """Whether the guess is the token after the block: all that was drafted behind it is still true."""
+        return self.has_guess and self.verdict.num_accepted == len(self.proposal)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +153,15 @@ class RoundReport:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     num_proposed: int = 0
+    """Tokens of the verified block."""
     num_accepted: int = 0
+    hit: bool | None = None
+    """Whether the guess for the token after the block was right; None where nothing was guessed."""
+    num_discarded: int = 0
+    """Lookahead tokens thrown away since the last report; the block's own rejected ones are none."""
     source: int = 0
     draft_ms: float = 0.0
+    """Time that the draft took for what this round used up or threw away; it may have run beside a verify."""
     verify_ms: float = 0.0
     finish_reason: FinishReason | None = None
 

@@ -34,23 +34,26 @@ def judge(
         law: the request's transforms and rule.
         logits_RV: float32, the target's rows; row r predicts the token after `history` and r proposed tokens.
         history: committed tokens.
-        proposal: R - 1 tokens.
+        proposal: R - 1 tokens, all of which the target has read; or R tokens, the last of which is a guess for the
+            token after the block: it is judged like any other, and where it is accepted it *is* that token.
         num_logprobs: alternatives to report for each emitted token; None reports nothing.
 
     Returns:
-        A verdict of at least one token: the accepted prefix and one more.
+        A verdict of at least one token: the accepted prefix and, unless a guess was accepted, one more.
     """
     rule = _next_coupled if law.settings.verification is Verification.COUPLED else _next_by_rejection
     token_ids: list[int] = []
     proposed_ids = proposal.token_ids
-    for row in range(len(proposed_ids) + 1):
+    num_accepted = 0
+    for row in range(len(logits_RV)):
         target = law.apply(logits_RV[row], history, proposed_ids[:row])
         token_id = rule(law.settings.seed, history.length + row, target, proposal, row)
         token_ids.append(token_id)
         if row == len(proposed_ids) or token_id != proposed_ids[row]:
             break
+        num_accepted += 1
     logprobs = _report_logprobs(logits_RV, token_ids, num_logprobs)
-    return Verdict(num_accepted=len(token_ids) - 1, token_ids=tuple(token_ids), logprobs=logprobs)
+    return Verdict(num_accepted=num_accepted, token_ids=tuple(token_ids), logprobs=logprobs)
 
 
 def _next_coupled(seed: int, position: int, target: Distribution, proposal: Proposal, row: int) -> int:

@@ -1,11 +1,12 @@
-"""What the loop asks of a draft source.
+"""What the loops ask of a draft source.
 
-Owns the `Proposer` protocol. A proposal is a function of committed tokens and of the noise; whether and how much is
+Owns the `Proposer` protocol. A proposal is a function of the tokens before it and of the noise; whether and how much is
 proposed may depend on time and on earlier verdicts, never on a proposed token's own value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from scheduler.distribution import SamplingLaw
@@ -14,7 +15,7 @@ from scheduler.round import Proposal
 
 
 class Proposer(Protocol):
-    """One source of draft tokens. Every method but `observe` runs as a launch on the draft's stream."""
+    """One source of draft tokens. Every method runs as a launch on the draft's stream."""
 
     @property
     def name(self) -> str:
@@ -23,21 +24,37 @@ class Proposer(Protocol):
 
     @property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that proposing and rolling back touch."""
+        """Names of the buffers that its methods touch."""
+        ...
+
+    @property
+    def instant(self) -> bool:
+        """Whether a whole proposal costs microseconds: then a target may as well wait for it."""
         ...
 
     def begin(self, history: TokenHistory) -> None:
         """Start a request: keep what is still true of an earlier one, forget the rest."""
         ...
 
-    def propose(self, law: SamplingLaw, history: TokenHistory, max_tokens: int) -> Proposal:
-        """At most `max_tokens` tokens to follow `history`; none where the source has nothing to offer."""
+    def choose(self, history: TokenHistory) -> int:
+        """How many tokens after `history` are worth verifying at once; 0 where the source has nothing to offer.
+
+        Asked once a round at most.
+        """
+        ...
+
+    def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
+        """At most `max_tokens` tokens to follow `history` and the unjudged `chain_ids`, which are this source's own."""
+        ...
+
+    def is_behind(self, history: TokenHistory) -> bool:
+        """Whether the source has yet to read much of `history` before it can propose."""
         ...
 
     def roll_back(self, length: int) -> None:
-        """Forget whatever lies at and beyond `length` committed tokens."""
+        """Forget whatever lies at and beyond `length` tokens."""
         ...
 
-    def observe(self, proposal: Proposal, num_accepted: int) -> None:
-        """Learn from the verdict on this source's own proposal; called on the host between rounds."""
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
+        """Learn from the verdict on this source's own proposal."""
         ...

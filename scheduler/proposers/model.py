@@ -6,6 +6,7 @@ Owns the draft lane's catch-up and the token-by-token proposing on it. Knows not
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -21,19 +22,17 @@ from scheduler.settings import Verification
 class ModelProposer:
     """Draws gamma tokens from a draft model, one after the other."""
 
-    def __init__(self, lane: Lane, policy: GammaPolicy, *, source: int = 0, num_shared_ids: int | None = None) -> None:
+    def __init__(self, lane: Lane, policy: GammaPolicy, *, num_shared_ids: int | None = None) -> None:
         """Bind the draft's lane to its gamma policy.
 
         Args:
             lane: the draft model on its stream.
             policy: chooses gamma.
-            source: marks this proposer's proposals.
             num_shared_ids: ids from here on mean nothing to target and draft alike (padding of their heads): they are
                 neither proposed nor read. None shares all that the draft has.
         """
         self._lane = lane
         self._policy = policy
-        self._source = source
         self._num_shared_ids = min(num_shared_ids or lane.model.vocab_size, lane.model.vocab_size)
 
     @property
@@ -46,55 +45,75 @@ class ModelProposer:
         """The draft's cache."""
         return (self._lane.cache_buffer,)
 
+    @property
+    def instant(self) -> bool:
+        """A model takes a step for each token."""
+        return False
+
     def begin(self, history: TokenHistory) -> None:
         """Keep the common prefix; the rest of the prompt is read when something is first proposed."""
         # The last token is always read anew: its row is what the first proposed token is drawn from.
         self._lane.resume(history.ids()[:-1])
 
-    def propose(self, law: SamplingLaw, history: TokenHistory, max_tokens: int) -> Proposal:
-        """Catch up with the committed tokens in one call, then draw.
+    def choose(self, history: TokenHistory) -> int:
+        """What the policy says, as far as the draft's context reaches."""
+        return min(self._policy.choose(), self._lane.capacity - history.length)
+
+    def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
+        """Catch up with what was written since the last call, in one call, then draw.
 
         A draft that is more than a block behind (a new prompt, a long stretch without proposals) reads one block and
-        proposes nothing this round, so that a round's device work stays bounded. A draft that does not know one of the
-        tokens proposes nothing from there on.
+        proposes nothing, so that a round's device work stays bounded. A draft that does not know one of the tokens
+        proposes nothing from there on.
         """
         started = time.perf_counter()
-        gamma = min(self._policy.choose(), max_tokens, self._lane.capacity - history.length)
-        if gamma <= 0:
-            return Proposal(source=self._source)
-        next_ids = history.ids(self._lane.num_held)[: self._lane.model.max_block]
+        length = history.length + len(chain_ids)
+        num_wanted = min(max_tokens, self._lane.capacity - length)
+        if num_wanted <= 0:
+            return Proposal()
+        next_ids = _written_since(history, chain_ids, self._lane.num_held)[: self._lane.model.max_block]
         if max(next_ids) >= self._num_shared_ids:
             # A wider target wrote a token that the draft does not know.
-            return Proposal(source=self._source)
+            return Proposal()
         logits_RV = self._lane.feed(next_ids, num_logits=1)
-        if self._lane.num_held < history.length:
-            return Proposal(source=self._source, draft_ms=_elapsed_ms(started))
+        if self._lane.num_held < length:
+            return Proposal(draft_ms=_elapsed_ms(started))
         coupled = law.settings.verification is Verification.COUPLED
         purpose = Purpose.SHARED if coupled else Purpose.DRAFT
-        token_ids: list[int] = []
+        token_ids = list(chain_ids)
         probabilities: list[torch.Tensor] = []
         while True:
             distribution = law.apply(logits_RV[0, : self._num_shared_ids], history, token_ids)
             if not coupled:
                 probabilities.append(distribution.probabilities_V())
             token_ids.append(distribution.draw(law.settings.seed, history.length + len(token_ids), purpose))
-            if len(token_ids) == gamma:
+            if len(token_ids) == len(chain_ids) + num_wanted:
                 break
             logits_RV = self._lane.feed(token_ids[-1:], num_logits=1)
         return Proposal(
-            token_ids=tuple(token_ids),
+            token_ids=tuple(token_ids[len(chain_ids) :]),
             probabilities=None if coupled else tuple(probabilities),
-            source=self._source,
             draft_ms=_elapsed_ms(started),
         )
+
+    def is_behind(self, history: TokenHistory) -> bool:
+        """Whether the draft needs more than one call to catch up."""
+        return history.length - self._lane.num_held > self._lane.model.max_block
 
     def roll_back(self, length: int) -> None:
         """Cut the draft's cache back to `length` tokens."""
         self._lane.roll_back(length)
 
-    def observe(self, proposal: Proposal, num_accepted: int) -> None:
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Tell the gamma policy."""
-        self._policy.observe(len(proposal.token_ids), num_accepted)
+        self._policy.observe(num_proposed, num_accepted)
+
+
+def _written_since(history: TokenHistory, chain_ids: Sequence[int], num_held: int) -> list[int]:
+    """The tokens from `num_held` on, committed ones first."""
+    if num_held >= history.length:
+        return list(chain_ids[num_held - history.length :])
+    return [*history.ids(num_held), *chain_ids]
 
 
 def _elapsed_ms(started: float) -> float:

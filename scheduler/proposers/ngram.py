@@ -6,7 +6,7 @@ worth a longer copy than a match of two. Knows nothing of models.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from models.ngram import NgramIndex
@@ -31,20 +31,16 @@ class _Guess:
 class NgramProposer:
     """Proposes what followed the latest tokens when they occurred before."""
 
-    def __init__(
-        self, new_policy: Callable[[], GammaPolicy], *, min_match: int = 2, max_match: int = 8, source: int = 0
-    ) -> None:
+    def __init__(self, new_policy: Callable[[], GammaPolicy], *, min_match: int = 2, max_match: int = 8) -> None:
         """Prepare an index for each request.
 
         Args:
             new_policy: makes the gamma policy of one class of match lengths.
             min_match: shortest suffix that counts as a match.
             max_match: longest suffix that is looked up.
-            source: marks this proposer's proposals.
         """
         self._min_match = min_match
         self._max_match = max_match
-        self._source = source
         self._index = NgramIndex(min_match=min_match, max_match=max_match)
         self._policies = [new_policy() for _ in range(len(_CLASS_LIMITS) + 1)]
         self._used = self._policies[0]
@@ -60,34 +56,51 @@ class NgramProposer:
         """The index."""
         return ("ngram.index",)
 
+    @property
+    def instant(self) -> bool:
+        """A lookup takes microseconds, however many tokens it gives."""
+        return True
+
     def begin(self, history: TokenHistory) -> None:
         """Index the prompt."""
         self._index = NgramIndex(min_match=self._min_match, max_match=self._max_match)
         self._index.extend(history.ids())
         self._guess = None
 
-    def propose(self, law: SamplingLaw, history: TokenHistory, max_tokens: int) -> Proposal:
+    def choose(self, history: TokenHistory) -> int:
         """Look the latest tokens up; the match's class decides how many are worth verifying."""
         new_ids = history.ids(len(self._index))
         self._settle_guess(history)
         self._index.extend(new_ids)
-        match = self._index.propose(max(max_tokens, 1))
+        match = self._index.propose(1)
         if not match.tokens:
-            return Proposal(source=self._source)
+            return 0
         policy = self._policies[sum(match.match_length >= limit for limit in _CLASS_LIMITS)]
-        gamma = min(policy.choose(), max_tokens)
-        if gamma <= 0:
+        gamma = policy.choose()
+        if gamma > 0:
+            self._used = policy
+        else:
             self._guess = _Guess(position=history.length, token_id=match.tokens[0], policy=policy)
-            return Proposal(source=self._source)
-        self._used = policy
-        return Proposal(token_ids=match.tokens[:gamma], source=self._source)
+        return gamma
+
+    def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
+        """What followed these tokens where they occurred before; the chain is looked up, but never indexed."""
+        num_committed = len(self._index)
+        self._index.extend(chain_ids)
+        match = self._index.propose(max_tokens)
+        self._index.truncate(num_committed)
+        return Proposal(token_ids=match.tokens)
+
+    def is_behind(self, history: TokenHistory) -> bool:
+        """Never: what was not indexed yet takes microseconds."""
+        return False
 
     def roll_back(self, length: int) -> None:
         """Nothing to do: the index holds committed tokens only."""
 
-    def observe(self, proposal: Proposal, num_accepted: int) -> None:
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Tell the policy of the match's class."""
-        self._used.observe(len(proposal.token_ids), num_accepted)
+        self._used.observe(num_proposed, num_accepted)
 
     def _settle_guess(self, history: TokenHistory) -> None:
         """Score the guess of a round that proposed nothing: a class that was given up can return at no cost."""

@@ -167,7 +167,7 @@ async def test_cancelled_prefill_stops_within_one_block(two_streams: bool) -> No
 @pytest.mark.parametrize("num_reports", [0, 1, 4])
 async def test_abandoned_after_some_reports(two_streams: bool, num_reports: int) -> None:
     target, draft = new_target(), new_draft()
-    async with rigged(target, [ngram_proposer(2), model_proposer(draft, 3, source=1)], two_streams=two_streams) as rig:
+    async with rigged(target, [ngram_proposer(2), model_proposer(draft, 3)], two_streams=two_streams) as rig:
         stray = StrayErrors()
         for seed in range(5):
             request = request_of(PROMPT, 500, temperature=1.0, seed=seed)

@@ -22,6 +22,7 @@ from scheduler import (
     Verification,
 )
 from tests.support.enumeration import CachedLaw, Enumerator, enumerated_law
+from tests.support.proposing import propose
 from tests.support.reference_law import joint_law
 from tests.support.statistics import total_variation
 from tests.support.table_model import TableModel
@@ -108,7 +109,7 @@ def test_speculation_keeps_the_law(
     if proposer is not None:
         history = law.start_history(PROMPT)
         proposer.begin(history)
-        assert len(proposer.propose(law, history, 2).token_ids) == 2
+        assert len(propose(proposer, law, history, 2).token_ids) == 2
     found = enumerated_law(
         enumerator,
         law,

@@ -34,8 +34,8 @@ async def test_padding_of_either_model_changes_nothing(target_width: int, draft_
             Lane("draft", draft, stream, capacity=128), FixedGamma(4), num_shared_ids=NUM_SHARED_IDS
         )
         seen: list[int] = []
-        propose = proposer.propose
-        proposer.propose = lambda *arguments: _noted(propose(*arguments), seen)  # type: ignore[method-assign]  # a spy
+        extend = proposer.extend
+        proposer.extend = lambda *arguments: _noted(extend(*arguments), seen)  # type: ignore[method-assign]  # a spy
         loop = SequentialLoop(Lane("target", target, stream, capacity=128), stream, [proposer])
         token_ids, num_proposed = await decode(loop, request)
     finally:

@@ -22,6 +22,7 @@ from scheduler import (
 )
 from scheduler.noise import Purpose
 from tests.support.enumeration import target_rows
+from tests.support.proposing import propose
 from tests.support.table_model import TableModel
 
 VOCAB = 10
@@ -65,7 +66,7 @@ class TestModel:
         history = law.start_history(PROMPT)
         proposer = draft(stream)
         proposer.begin(history)
-        proposal = proposer.propose(law, history, 8)
+        proposal = propose(proposer, law, history, 8)
         model = TableModel(vocab_size=VOCAB, seed=6)
         purpose = Purpose.SHARED if rule is Verification.COUPLED else Purpose.DRAFT
         assert len(proposal.token_ids) == 3
@@ -91,10 +92,10 @@ class TestModel:
         accepted = set()
         for _ in range(60):
             policy.gamma = generator.choice((0, 1, 3, 8))
-            proposal = proposer.propose(law, history, 8)
+            proposal = propose(proposer, law, history, 8)
             fresh = draft(stream, gamma=policy.gamma, capacity=500, max_block=500)
             fresh.begin(history)
-            uncached = fresh.propose(law, history, 8)
+            uncached = propose(fresh, law, history, 8)
             assert proposal.token_ids == uncached.token_ids
             assert len(proposal.token_ids) == policy.gamma
             for kept_V, wanted_V in zip(proposal.probabilities or (), uncached.probabilities or (), strict=True):
@@ -113,7 +114,7 @@ class TestModel:
         history = law.start_history(PROMPT)
         proposer = draft(stream, gamma=gamma)
         proposer.begin(history)
-        assert len(proposer.propose(law, history, room).token_ids) == expected
+        assert len(propose(proposer, law, history, room).token_ids) == expected
 
     def test_a_long_prompt_is_read_one_block_a_round(self, stream: ThreadStream) -> None:
         law = law_of()
@@ -124,7 +125,7 @@ class TestModel:
         offers = []
         for _ in range(3):
             calls = model.num_calls
-            offers.append(len(proposer.propose(law, history, 8).token_ids))
+            offers.append(len(propose(proposer, law, history, 8).token_ids))
             assert model.num_calls - calls == (1 if offers[-1] == 0 else 3)
         assert offers == [0, 0, 3]
 
@@ -133,7 +134,7 @@ class TestModel:
         history = law.start_history(PROMPT)
         proposer = draft(stream, gamma=0)
         proposer.begin(history)
-        proposer.propose(law, history, 8)
+        propose(proposer, law, history, 8)
         assert proposer._lane.model.num_calls == 0
 
     @pytest.mark.parametrize("num_committed", range(1, 7))
@@ -142,7 +143,7 @@ class TestModel:
         history = law.start_history((1,) * num_committed)
         proposer = draft(stream, gamma=8, capacity=5)
         proposer.begin(history)
-        assert len(proposer.propose(law, history, 8).token_ids) == max(0, 5 - num_committed)
+        assert len(propose(proposer, law, history, 8).token_ids) == max(0, 5 - num_committed)
 
     @pytest.mark.parametrize("place", [0, 2, 3])
     def test_a_token_that_it_does_not_know_ends_its_offers(self, stream: ThreadStream, place: int) -> None:
@@ -153,12 +154,12 @@ class TestModel:
         history = law.start_history(prompt)
         proposer.begin(history)
         for token_id in (1, 2, 3):
-            assert proposer.propose(law, history, 8).token_ids == ()
+            assert propose(proposer, law, history, 8).token_ids == ()
             history = history.extended((token_id,))
         # The next text that it can read is welcome again.
         known = law.start_history((1, 2, 3))
         proposer.begin(known)
-        assert len(proposer.propose(law, known, 8).token_ids) == 3
+        assert len(propose(proposer, law, known, 8).token_ids) == 3
 
     def test_begins_again_with_what_is_still_true(self, stream: ThreadStream) -> None:
         law = law_of()
@@ -166,10 +167,10 @@ class TestModel:
         lane = proposer._lane
         history = law.start_history(PROMPT)
         proposer.begin(history)
-        proposer.propose(law, history, 8)
+        propose(proposer, law, history, 8)
         proposer.begin(law.start_history((1, 2, 9, 9)))
         assert lane.num_held == 2
-        proposer.propose(law, law.start_history((1, 2, 9, 9)), 8)
+        propose(proposer, law, law.start_history((1, 2, 9, 9)), 8)
         proposer.begin(law.start_history((1, 2, 9, 9)))
         assert lane.num_held == 3
 
@@ -194,7 +195,7 @@ class TestNgram:
         proposer, _ = self.ngram()
         history = law.start_history((5, 6, 7, 8, 9, 5, 6))
         proposer.begin(history)
-        proposal = proposer.propose(law, history, 8)
+        proposal = propose(proposer, law, history, 8)
         assert proposal.token_ids == (7, 8, 9, 5)
         assert proposal.probabilities is None
 
@@ -203,26 +204,26 @@ class TestNgram:
         proposer, _ = self.ngram()
         history = law.start_history((1, 2, 3, 4))
         proposer.begin(history)
-        assert proposer.propose(law, history, 8).token_ids == ()
+        assert propose(proposer, law, history, 8).token_ids == ()
 
     def test_follows_the_committed_text(self) -> None:
         law = law_of()
         proposer, _ = self.ngram()
         history = law.start_history((5, 6, 7))
         proposer.begin(history)
-        assert proposer.propose(law, history, 8).token_ids == ()
+        assert propose(proposer, law, history, 8).token_ids == ()
         history = history.extended((8, 5, 6))
-        assert proposer.propose(law, history, 2).token_ids == (7, 8)
+        assert propose(proposer, law, history, 2).token_ids == (7, 8)
 
     def test_forgets_the_text_before(self) -> None:
         law = law_of()
         proposer, _ = self.ngram()
         history = law.start_history((5, 6, 7, 5, 6))
         proposer.begin(history)
-        assert proposer.propose(law, history, 8).token_ids
+        assert propose(proposer, law, history, 8).token_ids
         other = law.start_history((1, 5, 6))
         proposer.begin(other)
-        assert proposer.propose(law, other, 8).token_ids == ()
+        assert propose(proposer, law, other, 8).token_ids == ()
 
     @pytest.mark.parametrize(("match", "expected"), [(2, 0), (3, 0), (4, 1), (7, 1), (8, 2), (9, 2)])
     def test_each_class_of_match_learns_apart(self, match: int, expected: int) -> None:
@@ -231,8 +232,8 @@ class TestNgram:
         repeated = tuple(range(20, 20 + match))
         history = TokenHistory((1, *repeated, 2, 3, 4, *repeated))
         proposer.begin(history)
-        proposal = proposer.propose(law, history, 8)
-        proposer.observe(proposal, 1)
+        proposal = propose(proposer, law, history, 8)
+        proposer.observe(len(proposal), 1)
         assert [policy.seen for policy in policies] == [[(4, 1)] if i == expected else [] for i in range(3)]
 
     @pytest.mark.parametrize(("next_id", "right"), [(7, 1), (9, 0)])
@@ -241,10 +242,10 @@ class TestNgram:
         proposer, policies = self.ngram(gamma=0)
         history = law.start_history((5, 6, 7, 8, 5, 6))
         proposer.begin(history)
-        assert proposer.propose(law, history, 8).token_ids == ()
+        assert propose(proposer, law, history, 8).token_ids == ()
         assert policies[0].seen == []
         history = history.extended((next_id, 1))
-        proposer.propose(law, history, 8)
+        propose(proposer, law, history, 8)
         assert policies[0].seen == [(1, right)]
 
     def test_a_guess_does_not_outlive_its_text(self) -> None:
@@ -252,8 +253,8 @@ class TestNgram:
         proposer, policies = self.ngram(gamma=0)
         history = law.start_history((5, 6, 7, 8, 5, 6))
         proposer.begin(history)
-        proposer.propose(law, history, 8)
+        propose(proposer, law, history, 8)
         other = law.start_history((1, 2, 3, 4, 1, 2, 9))
         proposer.begin(other)
-        proposer.propose(law, other, 8)
+        propose(proposer, law, other, 8)
         assert policies[0].seen == []

@@ -22,6 +22,7 @@ from tests.support.loops import (
     request_of,
     rigged,
 )
+from tests.support.proposing import propose as offer
 from tests.support.sequential_cases import (
     GAMMAS,
     KINDS,
@@ -145,7 +146,7 @@ class TestRejection:
                 (new_proposer,) = sources(kind, 3)
                 fresh = new_proposer(rig.draft_stream)
                 fresh.begin(history)
-                return fresh.propose(law, history, room)
+                return offer(fresh, law, history, room)
 
             async with rigged(target_model(), sources(kind, 3), two_streams=two_streams) as rig:
                 output = await rig.run(request)

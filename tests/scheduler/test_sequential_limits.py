@@ -197,7 +197,7 @@ class TestAcceptance:
         output = await decode(
             target_model(),
             request_of(PROMPT, 60, temperature=1.0, verification=rule),
-            [ngram, model_proposer(target_model(), model_policy, source=1)],
+            [ngram, model_proposer(target_model(), model_policy)],
         )
         by_source: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
         for report in output.reports[:-1]:

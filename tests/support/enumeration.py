@@ -20,6 +20,7 @@ from scheduler.noise import Purpose
 from scheduler.proposers import Proposer
 from scheduler.round import Proposal, Verdict
 from scheduler.verify import judge
+from tests.support.proposing import propose
 
 Outcome = TypeVar("Outcome")
 RowAfter = Callable[[list[int]], torch.Tensor]
@@ -169,11 +170,11 @@ def enumerated_law(
         if proposer is None:
             return [(Proposal(), 1.0)]
 
-        def propose() -> Proposal:
+        def offer() -> Proposal:
             proposer.begin(history)
-            return proposer.propose(law, history, gamma)
+            return propose(proposer, law, history, gamma)
 
-        return list(enumerator.outcomes(propose))
+        return list(enumerator.outcomes(offer))
 
     play((), 1.0)
     return law_of_output

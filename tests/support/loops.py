@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from typing import Any
 
 from scheduler import (
     DecodeRequest,
@@ -14,6 +15,7 @@ from scheduler import (
     Lane,
     ModelProposer,
     NgramProposer,
+    PipelinedLoop,
     PrefillReport,
     Proposal,
     Proposer,
@@ -30,6 +32,7 @@ from tests.support.enumeration import target_rows
 from tests.support.table_model import TableModel
 
 NewProposer = Callable[[Stream], Proposer]
+NewStream = Callable[[str], Stream]
 _SETTING_NAMES = {field.name for field in fields(SamplingSettings)}
 
 
@@ -40,15 +43,17 @@ def request_of(prompt_ids: Sequence[int], max_tokens: int, **options: object) ->
     return DecodeRequest(prompt_ids=tuple(prompt_ids), settings=settings, max_tokens=max_tokens, **others)
 
 
-def model_proposer(
-    model: TableModel, gamma: int | GammaPolicy = 4, *, capacity: int = 512, source: int = 0
-) -> NewProposer:
+def model_proposer(model: TableModel, gamma: int | GammaPolicy = 4, *, capacity: int = 512) -> NewProposer:
     policy = FixedGamma(gamma) if isinstance(gamma, int) else gamma
-    return lambda stream: ModelProposer(Lane("draft", model, stream, capacity=capacity), policy, source=source)
+    return lambda stream: ModelProposer(Lane("draft", model, stream, capacity=capacity), policy)
 
 
-def ngram_proposer(gamma: int = 4, *, source: int = 0) -> NewProposer:
-    return lambda stream: NgramProposer(lambda: FixedGamma(gamma), min_match=1, source=source)
+def ngram_proposer(gamma: int = 4) -> NewProposer:
+    return lambda stream: NgramProposer(lambda: FixedGamma(gamma), min_match=1)
+
+
+def thread_stream(name: str) -> Stream:
+    return ThreadStream(name, num_threads=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,18 @@ class Output:
     def num_accepted(self) -> int:
         return sum(report.num_accepted for report in self.reports)
 
+    @property
+    def num_hits(self) -> int:
+        return sum(report.hit is True for report in self.reports)
+
+    @property
+    def num_misses(self) -> int:
+        return sum(report.hit is False for report in self.reports)
+
+    @property
+    def num_discarded(self) -> int:
+        return sum(report.num_discarded for report in self.reports)
+
 
 class Rig:
     """A loop with its lanes and streams."""
@@ -84,17 +101,18 @@ class Rig:
         new_proposers: Iterable[NewProposer] = (),
         *,
         two_streams: bool = False,
+        pipelined: bool = False,
+        new_stream: NewStream = thread_stream,
         capacity: int = 512,
         max_gamma: int = 8,
-        warmup_tokens: int = 0,
+        **loop_options: int,
     ) -> None:
-        self.target_stream: Stream = ThreadStream("target", num_threads=1)
-        self.draft_stream: Stream = ThreadStream("draft", num_threads=1) if two_streams else self.target_stream
+        self.target_stream = new_stream("target")
+        self.draft_stream = new_stream("draft") if two_streams or pipelined else self.target_stream
         self.target = Lane("target", target, self.target_stream, capacity=capacity)
         self.proposers = [new(self.draft_stream) for new in new_proposers]
-        self.loop = SequentialLoop(
-            self.target, self.draft_stream, self.proposers, max_gamma=max_gamma, warmup_tokens=warmup_tokens
-        )
+        new_loop = PipelinedLoop if pipelined else SequentialLoop
+        self.loop = new_loop(self.target, self.draft_stream, self.proposers, max_gamma=max_gamma, **loop_options)
 
     async def run(self, request: DecodeRequest) -> Output:
         prefill = await self.loop.prefill(request)
@@ -111,23 +129,9 @@ class Rig:
 
 
 @asynccontextmanager
-async def rigged(
-    target: TableModel,
-    new_proposers: Iterable[NewProposer] = (),
-    *,
-    two_streams: bool = False,
-    capacity: int = 512,
-    max_gamma: int = 8,
-    warmup_tokens: int = 0,
-) -> AsyncIterator[Rig]:
-    rig = Rig(
-        target,
-        new_proposers,
-        two_streams=two_streams,
-        capacity=capacity,
-        max_gamma=max_gamma,
-        warmup_tokens=warmup_tokens,
-    )
+async def rigged(target: TableModel, new_proposers: Iterable[NewProposer] = (), **options: Any) -> AsyncIterator[Rig]:
+    """A rig with the options of `Rig`, closed at the end."""
+    rig = Rig(target, new_proposers, **options)
     try:
         yield rig
     finally:

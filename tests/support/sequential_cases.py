@@ -61,7 +61,7 @@ def sources(kind: str, gamma: int) -> list[NewProposer]:
         case "adaptive":
             return [model_proposer(target_model(sharpness=1.2), adaptive(gamma))]
         case "ngram, then a model":
-            return [ngram_proposer(gamma), model_proposer(target_model(), gamma, source=1)]
+            return [ngram_proposer(gamma), model_proposer(target_model(), gamma)]
     raise LookupError(kind)
 
 

@@ -87,10 +87,10 @@ def build_rig(
         return AdaptiveGamma(max_gamma=8, verify_costs=flat, draft_costs=BlockCosts({1: 0.5}))
 
     if with_ngram:
-        proposers.append(NgramProposer(policy, source=0))
+        proposers.append(NgramProposer(policy))
     if watched_draft is not None:
         draft_lane = Lane("draft", watched_draft, stream, capacity=min(lane.capacity, watched_draft.context_length))
-        proposers.append(ModelProposer(draft_lane, policy(), source=len(proposers)))
+        proposers.append(ModelProposer(draft_lane, policy()))
     loop = SequentialLoop(lane, stream, proposers, max_gamma=8 if gamma is None else gamma, warmup_tokens=warmup_tokens)
     engine = Engine(
         tokenizer=tokenizer or tiny_tokenizer(),

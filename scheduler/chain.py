@@ -1,0 +1,135 @@
+"""The chain: what the draft's stream has written past the committed tokens.
+
+Owns the choice among draft sources, the unjudged tokens and how they are settled when a verdict comes. All methods run
+as launches on the draft's stream, so nothing here is ever touched from two threads. Knows nothing of streams or events.
+
+A chain has one source at a time: sources are asked in order, and the first with something to offer goes on until the
+chain was used up or thrown away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from scheduler.decoding import Decoding
+from scheduler.history import TokenHistory
+from scheduler.proposers.base import Proposer
+from scheduler.round import Drafted, Judgement, Proposal
+
+
+class Chain:
+    """Tokens of one request that wait for a verdict, and the source they come from."""
+
+    def __init__(self, proposers: Sequence[Proposer], *, max_lead: int) -> None:
+        """Bind the sources.
+
+        Args:
+            proposers: asked in order.
+            max_lead: most tokens drafted past a block.
+        """
+        self._proposers = tuple(proposers)
+        self._max_lead = max_lead
+        self._decoding: Decoding
+        self._history: TokenHistory
+        self._token_ids: list[int] = []
+        self._source: int | None = None
+        self._gamma = 0
+        self._asked = False
+        self._error: BaseException | None = None
+
+    def begin(self, decoding: Decoding, history: TokenHistory) -> None:
+        """Start a request; whatever an earlier one left, even an error, is forgotten."""
+        self._decoding, self._history = decoding, history
+        self._error = None
+        self._throw_away()
+        for proposer in self._proposers:
+            proposer.begin(history)
+
+    def draft_block(self, max_tokens: int) -> Drafted:
+        """A whole block at once, of the first source that has one."""
+        draft_ms = 0.0
+        for source, proposer in enumerate(self._proposers if max_tokens else ()):
+            gamma = min(proposer.choose(self._history), max_tokens)
+            if gamma <= 0:
+                continue
+            proposal = proposer.extend(self._decoding.law, self._history, (), gamma)
+            # A source that only caught up took its time all the same.
+            draft_ms += proposal.draft_ms
+            if proposal:
+                return Drafted(proposal=dataclasses.replace(proposal, source=source, draft_ms=draft_ms), gamma=gamma)
+        return Drafted(proposal=Proposal(draft_ms=draft_ms))
+
+    def look_up(self) -> Drafted:
+        """What an instant source has to offer; where a model is to draft instead, or nobody, nothing."""
+        return self._guarded(instant=True)
+
+    def step(self) -> Drafted:
+        """One more token of a model; where the chain is an instant source's, or nobody's, nothing."""
+        return self._guarded(instant=False)
+
+    def settle(self, judgement: Judgement) -> None:
+        """Take in a verdict: after a hit the rest of the chain stands, else all sources forget it."""
+        self._history = judgement.history
+        if judgement.proposal:
+            proposer = self._proposers[judgement.proposal.source]
+            proposer.observe(len(judgement.proposal), judgement.verdict.num_accepted)
+        if not judgement.hit:
+            self._throw_away()
+            for proposer in self._proposers:
+                proposer.roll_back(judgement.kept_length)
+            return
+        del self._token_ids[: len(judgement.verdict.token_ids)]
+        if not self._token_ids:
+            self._throw_away()
+        elif self._source is not None and not self._proposers[self._source].instant:
+            self._gamma = self._proposers[self._source].choose(self._history)
+
+    def _throw_away(self) -> None:
+        self._token_ids.clear()
+        self._source = None
+        self._gamma = 0
+        self._asked = False
+
+    def _guarded(self, *, instant: bool) -> Drafted:
+        # A draft that failed while it ran ahead has failed, even if nobody was to read that very token: the error comes
+        # back with whatever is asked of the chain next.
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._draft(instant=instant)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _draft(self, *, instant: bool) -> Drafted:
+        room = self._decoding.room_ahead(self._history, len(self._token_ids))
+        if not room:
+            return Drafted()
+        if not self._asked:
+            self._ask()
+        if self._source is None or self._gamma <= 0:
+            return Drafted()
+        proposer = self._proposers[self._source]
+        behind = proposer.is_behind(self._history)
+        if proposer.instant is not instant:
+            return Drafted(gamma=self._gamma, behind=behind)
+        num_wanted = min(self._gamma + self._max_lead - len(self._token_ids), room) if instant else 1
+        if num_wanted <= 0:
+            return Drafted(gamma=self._gamma)
+        proposal = proposer.extend(self._decoding.law, self._history, tuple(self._token_ids), num_wanted)
+        self._token_ids.extend(proposal.token_ids)
+        return Drafted(
+            proposal=dataclasses.replace(proposal, source=self._source),
+            gamma=self._gamma,
+            behind=behind and proposer.is_behind(self._history),
+        )
+
+    def _ask(self) -> None:
+        """Find the first source that wants to propose; asked once for each chain."""
+        self._asked = True
+        for source, proposer in enumerate(self._proposers):
+            self._gamma = proposer.choose(self._history)
+            if self._gamma > 0:
+                self._source = source
+                return

@@ -1,0 +1,105 @@
+"""The draft lane's half of every loop: launches that lengthen the chain and settle it.
+
+Owns the draft's stream, its ring of result slots and the edges between it and the target's verdicts. Knows nothing of
+how a source drafts or how a block is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from scheduler.block import Flight, Piece
+from scheduler.chain import Chain
+from scheduler.decoding import Decoding
+from scheduler.history import TokenHistory
+from scheduler.proposers.base import Proposer
+from scheduler.round import Drafted
+from scheduler.streams.base import Event, Stream
+from scheduler.streams.lineage import Generation
+
+_MORE_SLOTS = 6
+"""Pieces beside block and lookahead that may wait to be read: of two rounds, a look-up, a step and one to spare."""
+
+
+class Drafter:
+    """Any number of draft sources on one stream."""
+
+    def __init__(self, stream: Stream, proposers: Sequence[Proposer], *, max_gamma: int, max_lead: int = 0) -> None:
+        """Bind the sources.
+
+        Args:
+            stream: where they run; may be the target's own.
+            proposers: asked in order, the first one with something to offer is heard.
+            max_gamma: most tokens of a block.
+            max_lead: most tokens drafted past a block.
+        """
+        self._stream = stream
+        self._proposers = tuple(proposers)
+        self._chain = Chain(self._proposers, max_lead=max_lead)
+        self._buffers = ("draft.chain", *(name for proposer in self._proposers for name in proposer.buffers))
+        self._num_slots = max_gamma + max_lead + _MORE_SLOTS
+        self._num_pieces = 0
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether any source gives its tokens at once."""
+        return any(proposer.instant for proposer in self._proposers)
+
+    @property
+    def steps(self) -> bool:
+        """Whether any source takes a step for each token."""
+        return any(not proposer.instant for proposer in self._proposers)
+
+    def begin(self, decoding: Decoding, history: TokenHistory) -> None:
+        """Start a request: the sources keep what still holds."""
+        if self._proposers:
+            self._stream.launch(partial(self._chain.begin, decoding, history), writes=self._buffers, label="begin")
+
+    def draft_block(self, max_tokens: int) -> tuple[Piece, ...]:
+        """A whole block in one launch; nothing where there is no room or no source."""
+        if not max_tokens or not self._proposers:
+            return ()
+        return (self._piece(partial(self._chain.draft_block, max_tokens), "draft"),)
+
+    def look_up(self, generation: Generation) -> Piece:
+        """Ask the sources, and take what an instant one has."""
+        return self._piece(self._chain.look_up, "look up", generation, instant=True)
+
+    def step(self, generation: Generation) -> Piece:
+        """One more token."""
+        return self._piece(self._chain.step, "draft", generation)
+
+    def settle(self, flight: Flight) -> Event | None:
+        """Behind the verdict, keep the chain or roll every source back; the host is not asked.
+
+        Returns:
+            None where there is no source, else an event behind it which carries no error: a failed verdict reaches the
+            host, and not the next request.
+        """
+        if not self._proposers:
+            return None
+        self._stream.wait(flight.verified)
+        self._stream.launch(
+            lambda: self._chain.settle(flight.judged.result()),
+            reads=(flight.buffer,),
+            writes=self._buffers,
+            label="settle",
+        )
+        # The first event takes up an error, if there is one; the second is behind it.
+        self._stream.record()
+        return self._stream.record()
+
+    def _piece(
+        self,
+        work: Callable[[], Drafted],
+        label: str,
+        generation: Generation | None = None,
+        *,
+        instant: bool = False,
+    ) -> Piece:
+        buffer = f"ring[{self._num_pieces % self._num_slots}]"
+        self._num_pieces += 1
+        launch = self._stream.launch(work, writes=(*self._buffers, buffer), label=label, generation=generation)
+        drafted = self._stream.record()
+        return Piece(launch=launch, drafted=drafted, buffer=buffer, instant=instant, generation=generation)

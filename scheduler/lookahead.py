@@ -1,0 +1,169 @@
+"""The host's view of the chain: pieces that were launched and neither committed nor thrown away.
+
+Owns the plan of the next block (what is ready, and what the target waits for) and the count of what is thrown away. It
+looks at events and never waits.
+
+Whatever is decided here depends on time and on the text before a block, never on the value of a token that is yet to be
+judged: under the rejection rule that would change the law.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from scheduler.block import BlockPlan, Piece
+from scheduler.round import Drafted, Judgement, RoundReport
+from scheduler.streams.lineage import Generation
+
+
+class Lookahead:
+    """Pieces of one request, oldest first."""
+
+    def __init__(self, generation: Generation, *, max_lead: int, num_awaited: int, behind: bool) -> None:
+        """Start without pieces.
+
+        Args:
+            generation: of the pieces that are launched now; the loop begins a new one behind each verdict.
+            max_lead: most tokens drafted past a block.
+            num_awaited: proposals that a block waits for where fewer are ready; 0 verifies what there is, even nothing.
+            behind: whether the draft has much to read before it can propose.
+        """
+        self.generation = generation
+        self._max_lead = max_lead
+        self._num_awaited = num_awaited
+        self._ready: list[Drafted] = []
+        """What the first pieces hold: those that were seen to have run."""
+        self._pieces: list[Piece] = []
+        self._num_taken = 0
+        self._late: list[Piece] = []
+        """Thrown away before they had run."""
+        self._gamma = 0
+        self._behind = behind
+        self._quiet = False
+        self._draft_ms = 0.0
+        self._num_discarded = 0
+
+    def add(self, piece: Piece) -> None:
+        """A piece was launched, the newest."""
+        self._pieces.append(piece)
+
+    def look(self) -> None:
+        """Note which pieces have run by now; one without a token is forgotten.
+
+        Raises:
+            BaseException: whatever the draft raised.
+        """
+        while len(self._ready) < len(self._pieces) and self._pieces[len(self._ready)].drafted.done():
+            launch = self._pieces[len(self._ready)].launch
+            if launch.skipped:
+                # A verdict refuted it a moment ago, and all behind it.
+                break
+            drafted = launch.result()
+            self._gamma, self._behind = drafted.gamma or self._gamma, drafted.behind
+            self._quiet = not drafted.gamma
+            if drafted.proposal:
+                self._ready.append(drafted)
+            else:
+                self._draft_ms += drafted.proposal.draft_ms
+                del self._pieces[len(self._ready)]
+
+    def num_missing(self, room: int) -> int:
+        """Steps to launch before the next block, so that all it may wait for is on its way."""
+        return max(0, self._block_size(room) + 1 - self._num_tokens) if self._active(room) else 0
+
+    def num_ahead_missing(self, room: int) -> int:
+        """Steps to launch behind the next block, so that the draft has enough to do meanwhile."""
+        return max(0, self._block_size(room) + self._max_lead - self._num_tokens) if self._active(room) else 0
+
+    def plan(self, room: int) -> BlockPlan:
+        """The next block of at most `room` tokens: all that is ready, and what is worth waiting for."""
+        if not room:
+            return BlockPlan()
+        stop = len(self._ready)
+        num_waiting = self._block_size(room) - self._num_ready
+        if self._num_ready == 0 and stop < len(self._pieces) and self._pieces[stop].instant:
+            stop += 1
+        while num_waiting > 0 and stop < len(self._pieces):
+            num_waiting -= not self._pieces[stop].instant
+            stop += 1
+        return BlockPlan(
+            pieces=tuple(self._pieces[:stop]),
+            num_taken=self._num_taken,
+            max_tokens=room,
+            guesses=() if self._behind else self._guesses(room, stop),
+            may_guess=not self._behind,
+        )
+
+    def commit(self, judgement: Judgement) -> None:
+        """Take up what was judged; without a hit the rest is thrown away."""
+        self.look()
+        if not judgement.hit:
+            self._num_taken += judgement.num_verified
+            self._throw_away([piece for piece in self._pieces if piece.generation is self.generation])
+            return
+        self._num_taken += len(judgement.verdict.token_ids)
+        while self._ready and self._num_taken >= len(self._ready[0].proposal):
+            self._num_taken -= len(self._ready[0].proposal)
+            self._draft_ms += self._ready[0].proposal.draft_ms
+            del self._ready[0], self._pieces[0]
+
+    def bill(self, report: RoundReport) -> RoundReport:
+        """The report with what the draft did for tokens that were used up or thrown away since the last one.
+
+        A piece that was thrown away while it ran is counted once it is seen to have run; with the last report whatever
+        is left is thrown away.
+
+        Raises:
+            BaseException: whatever the draft raised in one of these.
+        """
+        if report.finish_reason is not None:
+            self._throw_away([])
+        running = []
+        for piece in self._late:
+            if not piece.drafted.done():
+                running.append(piece)
+            elif not piece.launch.skipped:
+                proposal = piece.launch.result().proposal
+                self._num_discarded += len(proposal)
+                self._draft_ms += proposal.draft_ms
+        self._late = running
+        report = dataclasses.replace(report, draft_ms=self._draft_ms, num_discarded=self._num_discarded)
+        self._draft_ms, self._num_discarded = 0.0, 0
+        return report
+
+    def _throw_away(self, kept: list[Piece]) -> None:
+        """Forget all pieces but those that were launched behind the verdict, whatever it was to be."""
+        num_old = len(self._pieces) - len(kept)
+        old = self._ready[:num_old]
+        self._num_discarded += sum(len(drafted.proposal) for drafted in old) - self._num_taken
+        self._draft_ms += sum(drafted.proposal.draft_ms for drafted in old)
+        self._late += self._pieces[len(old) : num_old]
+        self._pieces, self._ready, self._num_taken = kept, self._ready[num_old:], 0
+
+    @property
+    def _num_ready(self) -> int:
+        """Tokens that can be verified now."""
+        return sum(len(drafted.proposal) for drafted in self._ready) - self._num_taken
+
+    @property
+    def _num_tokens(self) -> int:
+        """Tokens that are ready or on their way, if no step fails to bring one."""
+        return self._num_ready + sum(not piece.instant for piece in self._pieces[len(self._ready) :])
+
+    def _active(self, room: int) -> bool:
+        """Whether more steps make sense: not where the last one found that nobody wants to draft."""
+        return room > 0 and not self._quiet
+
+    def _block_size(self, room: int) -> int:
+        """Tokens of the next block, as far as it can be known."""
+        num_wanted = 0 if self._behind else self._num_awaited
+        return min(room, max(min(self._num_ready, self._gamma), num_wanted))
+
+    def _guesses(self, room: int, start: int) -> tuple[Piece, ...]:
+        """The pieces to look for a guess in, up to the first step; none where the ready ones hold it."""
+        if self._num_ready > min(room, self._gamma):
+            return ()
+        for stop, piece in enumerate(self._pieces[start:], start=start + 1):
+            if not piece.instant:
+                return tuple(self._pieces[start:stop])
+        return tuple(self._pieces[start:])

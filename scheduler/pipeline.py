@@ -1,0 +1,125 @@
+"""The pipelined loop: while a block is verified, the draft goes on past it.
+
+Owns the order of one request's rounds when two lanes work at once. What it hands to the target and when is all that
+sets it apart from `scheduler.sequential`; lanes, verdicts, settling and commits are the same. Knows nothing of text,
+and of devices only what the stream protocol says.
+
+The first token past a block is the guess for the token that the target will add to it. If the whole block is accepted
+and the guess is right (a hit), what was drafted behind it is the next block, ready before the target asks. Otherwise
+the draft's stream, which waits for nothing but the verdict, cuts its cache back and starts anew, and launches that rest
+on the refuted tokens are skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from scheduler.block import Flight
+from scheduler.commit import commit
+from scheduler.decoding import Decoding
+from scheduler.drafter import Drafter
+from scheduler.history import TokenHistory
+from scheduler.lane import Lane
+from scheduler.lookahead import Lookahead
+from scheduler.proposers.base import Proposer
+from scheduler.round import DecodeRequest, PrefillReport, RoundReport
+from scheduler.settings import check_integer
+from scheduler.streams.base import Stream
+from scheduler.streams.lineage import Lineage
+from scheduler.verifier import Verifier
+
+
+class PipelinedLoop:
+    """Drives a target lane and any number of draft sources, both at once."""
+
+    def __init__(
+        self,
+        target: Lane,
+        draft_stream: Stream,
+        proposers: Sequence[Proposer],
+        *,
+        max_gamma: int = 8,
+        max_lead: int = 8,
+        num_awaited: int = 0,
+        warmup_tokens: int = 0,
+    ) -> None:
+        """Bind the lanes.
+
+        Args:
+            target: the lane whose distribution is emitted.
+            draft_stream: where the proposers run, while the target's stream runs blocks.
+            proposers: asked in order, the first one with something to offer is heard.
+            max_gamma: most tokens of one block.
+            max_lead: most tokens drafted past a block while it is verified.
+            num_awaited: proposals that the target waits for where fewer are ready; 0 verifies what there is.
+            warmup_tokens: output tokens of each request that are decoded plainly.
+        """
+        check_integer("max_lead", max_lead, low=1, advice="8 is a good start; without lookahead use SequentialLoop")
+        check_integer("num_awaited", num_awaited, low=0, advice="0 never waits for the draft")
+        self._verifier = Verifier(target, max_gamma=max_gamma, warmup_tokens=warmup_tokens)
+        self._drafter = Drafter(draft_stream, proposers, max_gamma=self._verifier.max_gamma, max_lead=max_lead)
+        self._max_lead = max_lead
+        self._num_awaited = num_awaited
+        self._lineage = Lineage()
+
+    async def prefill(self, request: DecodeRequest) -> PrefillReport:
+        """Read the prompt into the target's cache, all but what the first round takes along."""
+        return await self._verifier.prefill(request)
+
+    async def rounds(self, request: DecodeRequest) -> AsyncGenerator[RoundReport, None]:
+        """Decode a prefilled request; yields a report a round, the last one with the finish reason.
+
+        A report is handed out while the next block is being verified.
+        """
+        decoding = self._verifier.prepare(request)
+        history = decoding.start_history()
+        lookahead = self._begin(decoding, history)
+        try:
+            flight = self._launch_round(decoding, history, lookahead)
+            while True:
+                judgement = await self._verifier.outcome(flight)
+                lookahead.commit(judgement)
+                report = lookahead.bill(commit(decoding, history, judgement))
+                history = judgement.history
+                if report.finish_reason is None:
+                    flight = self._launch_round(decoding, history, lookahead)
+                yield report
+                if report.finish_reason is not None:
+                    return
+        finally:
+            self._lineage.retire(lookahead.generation)
+
+    def _begin(self, decoding: Decoding, history: TokenHistory) -> Lookahead:
+        lookahead = Lookahead(
+            self._lineage.begin(),
+            max_lead=self._max_lead,
+            num_awaited=self._num_awaited,
+            behind=history.length > self._verifier.lane.model.max_block,
+        )
+        self._drafter.begin(decoding, history)
+        self._start_chain(lookahead)
+        return lookahead
+
+    def _launch_round(self, decoding: Decoding, history: TokenHistory, lookahead: Lookahead) -> Flight:
+        """Hand the target its block, give the draft enough to do meanwhile, and tell it what to do with the verdict."""
+        room = decoding.room(history)
+        lookahead.look()
+        self._launch_steps(lookahead, lookahead.num_missing(room))
+        flight = self._verifier.verify(decoding, history, lookahead.plan(room), lookahead.generation)
+        self._launch_steps(lookahead, lookahead.num_ahead_missing(room))
+        self._verifier.release(flight, self._drafter.settle(flight))
+        # What follows builds on the verdict, whatever it is.
+        lookahead.generation = self._lineage.begin()
+        self._start_chain(lookahead)
+        return flight
+
+    def _launch_steps(self, lookahead: Lookahead, num_steps: int) -> None:
+        if self._drafter.steps:
+            for _ in range(num_steps):
+                lookahead.add(self._drafter.step(lookahead.generation))
+
+    def _start_chain(self, lookahead: Lookahead) -> None:
+        """The first pieces behind a verdict: of a new chain after a miss, else of the old one."""
+        if self._drafter.looks_up:
+            lookahead.add(self._drafter.look_up(lookahead.generation))
+        self._launch_steps(lookahead, 1)

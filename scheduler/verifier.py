@@ -1,0 +1,169 @@
+"""The target lane's half of every loop: reading the prompt, running blocks, judging them.
+
+Owns the launches on the target's stream and the ring of verdict slots. Knows nothing of where a block comes from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from scheduler.block import BlockPlan, Flight
+from scheduler.decoding import Decoding
+from scheduler.distribution import SamplingLaw
+from scheduler.history import TokenHistory
+from scheduler.lane import Lane
+from scheduler.round import DecodeRequest, Judgement, PrefillReport, Proposal
+from scheduler.streams.base import Event, Stream
+from scheduler.streams.lineage import Generation
+from scheduler.verify import judge
+
+Result = TypeVar("Result")
+
+NUM_VERDICT_SLOTS = 2
+"""Verdicts that may wait for a draft that lags behind, before the target waits for it."""
+
+
+class Verifier:
+    """The lane whose distribution is emitted."""
+
+    def __init__(self, target: Lane, *, max_gamma: int, warmup_tokens: int) -> None:
+        """Bind the lane.
+
+        Args:
+            target: the model, its cache and its stream.
+            max_gamma: most tokens of a block, the last committed one not counted.
+            warmup_tokens: output tokens of each request that are decoded plainly.
+        """
+        self.lane = target
+        self.max_gamma = min(max_gamma, target.model.max_block - 1)
+        self._warmup_tokens = warmup_tokens
+        self._settled: list[Event | None] = [None] * NUM_VERDICT_SLOTS
+        self._num_flights = 0
+
+    def prepare(self, request: DecodeRequest) -> Decoding:
+        """The request with its law and limits."""
+        lane = self.lane
+        return Decoding(
+            request=request,
+            law=SamplingLaw(request.settings, vocab_size=lane.model.vocab_size, stop_ids=request.stop_ids),
+            end=min(len(request.prompt_ids) + request.max_tokens, lane.capacity),
+            max_gamma=self.max_gamma,
+            warmup_tokens=self._warmup_tokens,
+        )
+
+    async def prefill(self, request: DecodeRequest) -> PrefillReport:
+        """Read the prompt into the cache, all but what the first round takes along.
+
+        Each block is awaited before the next is launched, so that a cancelled request stops after one.
+        """
+        lane, prompt_ids = self.lane, request.prompt_ids
+        buffers = (lane.cache_buffer,)
+        num_reused = await _value_of(lane.stream, partial(lane.resume, prompt_ids[:-1]), "resume", buffers)
+        start, width = num_reused, lane.model.max_block
+        while len(prompt_ids) - start > width - self.max_gamma:
+            block = prompt_ids[start : min(start + width, len(prompt_ids) - 1)]
+            await _value_of(lane.stream, partial(lane.feed, block, num_logits=0), "prefill", buffers)
+            start += len(block)
+        return PrefillReport(num_prompt_tokens=len(prompt_ids), num_reused_tokens=num_reused)
+
+    def verify(
+        self, decoding: Decoding, history: TokenHistory, plan: BlockPlan, generation: Generation | None = None
+    ) -> Flight:
+        """Run a block behind its pieces and judge it behind its guess.
+
+        The cache is cut back at once, and `generation` retired unless the guess was right: neither waits for the host.
+        """
+        lane = self.lane
+        stream = lane.stream
+        block_buffers = tuple(piece.buffer for piece in plan.pieces)
+        guess_buffers = tuple(piece.buffer for piece in plan.guesses)
+        if plan.pieces:
+            stream.wait(plan.pieces[-1].drafted)
+        forward = stream.launch(
+            partial(self._forward, history, plan),
+            reads=block_buffers,
+            writes=(lane.cache_buffer, "target.logits"),
+            label="verify",
+        )
+        if plan.guesses:
+            stream.wait(plan.guesses[-1].drafted)
+        slot = self._num_flights % NUM_VERDICT_SLOTS
+        self._num_flights += 1
+        # The verdict that this one overwrites must have been taken in by the draft's stream.
+        read = self._settled[slot]
+        if read is not None:
+            stream.wait(read)
+        buffer = f"verdict[{slot}]"
+        judged = stream.launch(
+            lambda: self._judge(decoding, history, plan, *forward.result(), generation),
+            reads=("target.logits", *block_buffers, *guess_buffers),
+            writes=(lane.cache_buffer, buffer),
+            label="judge",
+        )
+        return Flight(judged=judged, verified=stream.record(), buffer=buffer, slot=slot)
+
+    def release(self, flight: Flight, settled: Event | None) -> None:
+        """The flight's verdict slot may be written again behind `settled`."""
+        self._settled[flight.slot] = settled
+
+    async def outcome(self, flight: Flight) -> Judgement:
+        """Wait for a flight's end, without keeping other tasks from the event loop however fast the models are.
+
+        Raises:
+            BaseException: whatever the draft or the target raised.
+        """
+        if flight.verified.done():
+            await asyncio.sleep(0)
+        await flight.verified
+        return flight.judged.result()
+
+    def _forward(self, history: TokenHistory, plan: BlockPlan) -> tuple[Proposal, torch.Tensor, float]:
+        started = time.perf_counter()
+        block = plan.block()
+        # What the target has not read yet: the last committed token, at first the prompt's tail as well.
+        token_ids = [*history.ids(self.lane.num_held), *block.token_ids]
+        logits_RV = self.lane.feed(token_ids, num_logits=len(block) + 1)
+        return block, logits_RV, _elapsed_ms(started)
+
+    def _judge(
+        self,
+        decoding: Decoding,
+        history: TokenHistory,
+        plan: BlockPlan,
+        block: Proposal,
+        logits_RV: torch.Tensor,
+        forward_ms: float,
+        generation: Generation | None,
+    ) -> Judgement:
+        started = time.perf_counter()
+        proposal = block.followed_by(plan.guess())
+        verdict = judge(decoding.law, logits_RV, history, proposal, num_logprobs=decoding.request.num_logprobs)
+        kept_length = history.length + min(verdict.num_accepted, len(block))
+        self.lane.roll_back(kept_length)
+        judgement = Judgement(
+            proposal=proposal,
+            num_verified=len(block),
+            verdict=verdict,
+            history=history.extended(verdict.token_ids),
+            kept_length=kept_length,
+            verify_ms=forward_ms + _elapsed_ms(started),
+        )
+        if generation is not None and not judgement.hit:
+            generation.lineage.retire(generation)
+        return judgement
+
+
+async def _value_of(stream: Stream, work: Callable[[], Result], label: str, writes: Iterable[str]) -> Result:
+    launch = stream.launch(work, writes=writes, label=label)
+    await stream.record()
+    return launch.result()
+
+
+def _elapsed_ms(started: float) -> float:
+    return (time.perf_counter() - started) * 1e3
