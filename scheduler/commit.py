@@ -39,6 +39,6 @@ def _cut(
     for index, token_id in enumerate(token_ids):
         if token_id in decoding.request.stop_ids:
             return token_ids[: index + 1], FinishReason.STOP
-        if history.length + index + 1 == decoding.end:
+        if history.length + index + 1 >= decoding.end:
             return token_ids[: index + 1], FinishReason.LENGTH
     return token_ids, None
