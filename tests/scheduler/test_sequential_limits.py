@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -185,6 +186,8 @@ class TestAcceptance:
                 num_rounds += 1
                 if num_rounds == 50:
                     break
+            # The draft's stream learns of a verdict on its own, behind its event.
+            await rig.idle()
             assert policy.seen == [(gamma, gamma) for gamma in policy_script(script, 50) if gamma]
 
     @pytest.mark.parametrize("rule", Verification)
@@ -277,15 +280,23 @@ class TestCalls:
 
     async def test_the_time_of_a_draft_that_only_caught_up_counts(self) -> None:
         class Reader:
-            name, buffers = "reader", ()
+            name, buffers, instant = "reader", (), False
 
             def begin(self, history: TokenHistory) -> None: ...
 
             def roll_back(self, length: int) -> None: ...
 
-            def observe(self, proposal: Proposal, num_accepted: int) -> None: ...
+            def observe(self, num_proposed: int, num_accepted: int) -> None: ...
 
-            def propose(self, law: SamplingLaw, history: TokenHistory, max_tokens: int) -> Proposal:
+            def is_behind(self, history: TokenHistory) -> bool:
+                return True
+
+            def choose(self, history: TokenHistory) -> int:
+                return 4
+
+            def extend(
+                self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int
+            ) -> Proposal:
                 return Proposal(draft_ms=7.0)
 
         output = await decode(target_model(), request_of(PROMPT, 5), [lambda stream: Reader()])
