@@ -9,6 +9,10 @@
     ├── NonFiniteLogitsError       a model returned a row that nothing can be drawn from
     ├── StaleLaunchError           the result was asked for of work that was skipped
     ├── StreamClosedError          work was launched on a closed stream
+    ├── ScheduleError              a virtual device found that a program does not order its work
+    │   ├── StreamRace             two launches touch one buffer, and no event orders them
+    │   └── StreamDeadlock         an event is waited for that never comes
+    ├── TraceMismatchError         a virtual device's trace was replayed on another program
     ├── ContextLengthError         the prompt leaves no room in the context (also a ValueError)
     └── RuntimeClosedError         the runtime was closed
 
@@ -25,7 +29,15 @@ from models.errors import (
     SlipstreamError,
     UnsupportedModelError,
 )
-from scheduler.errors import NonFiniteLogitsError, StaleLaunchError, StreamClosedError
+from scheduler.errors import (
+    NonFiniteLogitsError,
+    ScheduleError,
+    StaleLaunchError,
+    StreamClosedError,
+    StreamDeadlock,
+    StreamRace,
+    TraceMismatchError,
+)
 
 
 class ContextLengthError(SlipstreamError, ValueError):
@@ -44,8 +56,12 @@ __all__ = [
     "NonFiniteLogitsError",
     "PairError",
     "RuntimeClosedError",
+    "ScheduleError",
     "SlipstreamError",
     "StaleLaunchError",
     "StreamClosedError",
+    "StreamDeadlock",
+    "StreamRace",
+    "TraceMismatchError",
     "UnsupportedModelError",
 ]

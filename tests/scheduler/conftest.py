@@ -9,18 +9,23 @@ from typing import Any
 
 import pytest
 
-from scheduler import Stream, ThreadStream
+from scheduler import Stream, ThreadStream, VirtualDevice
 from tests.support.stream_contract import NewStream, Run
 
-IMPLEMENTATIONS: dict[str, Callable[[str], Stream]] = {"threads": ThreadStream}
+IMPLEMENTATIONS: dict[str, Callable[[], NewStream]] = {
+    "threads": lambda: ThreadStream,
+    **{f"virtual-{seed}": lambda seed=seed: VirtualDevice(seed).stream for seed in range(4)},
+}
+"""By name: what gives the streams of one device."""
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
 def new_stream(request: pytest.FixtureRequest) -> Iterator[NewStream]:
     made: list[Stream] = []
+    make = IMPLEMENTATIONS[request.param]()
 
     def new(name: str = "main") -> Stream:
-        made.append(IMPLEMENTATIONS[request.param](name))
+        made.append(make(name))
         return made[-1]
 
     yield new

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from scheduler import Stream, StreamClosedError, ThreadStream
-from tests.support.stream_contract import PATIENCE_S, Gate, NewStream, Run, fail, finished
+from tests.support.stream_contract import PATIENCE_S, NewStream, Run, fail, finished, hold
 
 
 class TestErrors:
@@ -31,13 +31,12 @@ class TestErrors:
 
     def test_reach_whoever_awaits(self, stream: Stream, run: Run) -> None:
         async def main() -> None:
-            gate = Gate()
-            stream.launch(gate)
+            gate = hold(stream)
             stream.launch(fail())
             event = stream.record()
             waiting = [asyncio.create_task(finished(event)) for _ in range(3)]
             await asyncio.sleep(0)
-            gate.open()
+            gate.release()
             for task in waiting:
                 with pytest.raises(LookupError, match="planted"):
                     await task
@@ -134,8 +133,8 @@ class TestErrors:
 
 class TestCancellation:
     def test_of_a_waiter_leaves_the_stream_alone(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        launch = stream.launch(gate)
+        gate = hold(stream)
+        launch = stream.launch(lambda: 3)
 
         async def main() -> None:
             event = stream.record()
@@ -146,44 +145,41 @@ class TestCancellation:
             with pytest.raises(asyncio.CancelledError):
                 await hasty
             assert not event.done()
-            gate.open()
+            gate.release()
             await patient
-            launch.result()
+            assert launch.result() == 3
 
         run(main())
 
     def test_of_a_waiter_whose_work_then_fails(self, stream: Stream, run: Run) -> None:
         async def main() -> None:
-            gate = Gate()
-            stream.launch(gate)
+            gate = hold(stream)
             stream.launch(fail())
             task = asyncio.create_task(finished(stream.record()))
             await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            gate.open()
+            gate.release()
             await stream.record()
 
         run(main())
 
     def test_by_a_timeout(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        stream.launch(gate)
+        gate = hold(stream)
 
         async def main() -> None:
             event = stream.record()
             for _ in range(5):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(finished(event), timeout=0.001)
-            gate.open()
+            gate.release()
             await event
 
         run(main())
 
     def test_of_many_waiters_keeps_nothing_of_them(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        stream.launch(gate)
+        gate = hold(stream)
 
         async def main() -> list[weakref.ref[asyncio.Task[None]]]:
             event = stream.record()
@@ -197,7 +193,7 @@ class TestCancellation:
             del task
             gc.collect()
             alive = sum(ref() is not None for ref in gone)
-            gate.open()
+            gate.release()
             await event
             assert alive <= 1
             return gone
@@ -221,8 +217,7 @@ class TestCancellation:
         run(main())
 
     def test_a_loop_that_closed_meanwhile_is_left_alone(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        stream.launch(gate)
+        gate = hold(stream)
         event = stream.record()
 
         async def give_up() -> None:
@@ -230,7 +225,7 @@ class TestCancellation:
             await asyncio.sleep(0)
 
         run(give_up())
-        gate.open()
+        gate.release()
         event.synchronize()
         launch = stream.launch(lambda: "alive")
         stream.record().synchronize()
@@ -239,13 +234,12 @@ class TestCancellation:
 
 class TestClosing:
     def test_finishes_what_is_queued(self, stream: Stream) -> None:
-        gate = Gate()
         seen: list[int] = []
-        stream.launch(gate)
+        gate = hold(stream)
         for index in range(100):
             stream.launch(lambda index=index: seen.append(index))
         event = stream.record()
-        gate.open()
+        gate.release()
         stream.close()
         assert seen == list(range(100))
         assert event.done()
@@ -255,19 +249,21 @@ class TestClosing:
         stream.close()
 
     def test_from_several_threads(self, stream: Stream) -> None:
-        gate = Gate()
-        stream.launch(gate)
+        gate = hold(stream)
         closers = [threading.Thread(target=stream.close) for _ in range(4)]
         for closer in closers:
             closer.start()
-        gate.open()
+        gate.release()
         for closer in closers:
             closer.join(PATIENCE_S)
             assert not closer.is_alive()
 
     def test_from_its_own_work(self, stream: Stream) -> None:
+        # Let go at once, the stream might be closed before the next line.
+        gate = hold(stream)
         stream.launch(stream.close)
         event = stream.record()
+        gate.release()
         event.synchronize()
         stream.close()
 
@@ -281,13 +277,12 @@ class TestClosing:
 
     def test_waits_for_a_stream_that_it_waits_for(self, new_stream: NewStream) -> None:
         ahead, behind = new_stream("ahead"), new_stream("behind")
-        gate = Gate()
-        ahead.launch(gate)
+        gate = hold(ahead)
         behind.wait(ahead.record())
         launch = behind.launch(lambda: 5)
         closer = threading.Thread(target=behind.close)
         closer.start()
-        gate.open()
+        gate.release()
         closer.join(PATIENCE_S)
         assert launch.result() == 5
 

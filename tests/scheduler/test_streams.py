@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from scheduler import Event, Stream
-from tests.support.stream_contract import Gate, NewStream, Run, finished
+from tests.support.stream_contract import NewStream, Run, finished, hold
 
 
 class TestOrder:
@@ -21,15 +21,14 @@ class TestOrder:
         stream.record().synchronize()
         assert seen == list(range(500))
 
-    def test_work_is_never_run_on_the_callers_time(self, stream: Stream) -> None:
-        gate = Gate()
-        stream.launch(gate)
+    def test_launching_and_recording_wait_for_nothing(self, stream: Stream) -> None:
+        gate = hold(stream)
         launch = stream.launch(lambda: 3)
         event = stream.record()
         assert not event.done()
         with pytest.raises(RuntimeError, match="has not run yet"):
             launch.result()
-        gate.open()
+        gate.release()
         event.synchronize()
         assert launch.result() == 3
 
@@ -50,16 +49,15 @@ class TestOrder:
 
 class TestEvents:
     def test_are_done_when_the_work_before_them_is(self, stream: Stream) -> None:
-        first, second = Gate(), Gate()
-        stream.launch(first)
+        first = hold(stream)
         between = stream.record()
-        stream.launch(second)
+        second = hold(stream)
         behind = stream.record()
-        first.open()
+        first.release()
         between.synchronize()
         assert between.done()
         assert not behind.done()
-        second.open()
+        second.release()
         behind.synchronize()
         assert behind.done()
 
@@ -70,25 +68,24 @@ class TestEvents:
         assert event.done()
 
     def test_can_be_awaited_before_and_after(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        launch = stream.launch(gate)
+        gate = hold(stream)
+        launch = stream.launch(lambda: 3)
 
         async def main() -> None:
             event = stream.record()
             waiting = asyncio.create_task(finished(event))
             await asyncio.sleep(0)
             assert not waiting.done()
-            gate.open()
+            gate.release()
             await waiting
             assert event.done()
             await event
-            launch.result()
+            assert launch.result() == 3
 
         run(main())
 
     def test_awaiting_never_blocks_the_loop(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        stream.launch(gate)
+        gate = hold(stream)
 
         async def main() -> None:
             waiting = asyncio.create_task(finished(stream.record()))
@@ -96,27 +93,25 @@ class TestEvents:
                 await asyncio.sleep(0)
             # The loop went on turning, and what it turns to now is what ends the wait.
             assert not waiting.done()
-            gate.open()
+            gate.release()
             await waiting
 
         run(main())
 
     def test_have_any_number_of_waiters(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        stream.launch(gate)
+        gate = hold(stream)
 
         async def main() -> None:
             event = stream.record()
             waiting = [asyncio.create_task(finished(event)) for _ in range(100)]
             await asyncio.sleep(0)
-            gate.open()
+            gate.release()
             await asyncio.gather(*waiting)
 
         run(main())
 
     def test_can_be_awaited_from_two_loops_at_once(self, stream: Stream, run: Run) -> None:
-        gate = Gate()
-        stream.launch(gate)
+        gate = hold(stream)
         event = stream.record()
         others: list[BaseException | None] = []
 
@@ -136,7 +131,7 @@ class TestEvents:
             thread.start()
             waiting = asyncio.create_task(finished(event))
             await asyncio.sleep(0.01)
-            gate.open()
+            gate.release()
             await waiting
 
         run(main())
@@ -208,9 +203,8 @@ class TestEvents:
 class TestWaiting:
     def test_later_launches_wait_and_the_host_does_not(self, new_stream: NewStream) -> None:
         ahead, behind = new_stream("ahead"), new_stream("behind")
-        gate = Gate()
         seen: list[str] = []
-        ahead.launch(gate)
+        gate = hold(ahead)
         ahead.launch(lambda: seen.append("ahead"))
         behind.launch(lambda: seen.append("before the wait"))
         before = behind.record()
@@ -220,7 +214,7 @@ class TestWaiting:
         event = behind.record()
         assert seen == ["before the wait"]
         assert not event.done()
-        gate.open()
+        gate.release()
         event.synchronize()
         assert seen == ["before the wait", "ahead", "behind"]
 
