@@ -10,7 +10,8 @@ chain was used up or thrown away.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from scheduler.decoding import Decoding
 from scheduler.history import TokenHistory
@@ -43,8 +44,9 @@ class Chain:
         self._decoding, self._history = decoding, history
         self._error = None
         self._throw_away()
-        for proposer in self._proposers:
-            proposer.begin(history)
+        with self._remembering_errors():
+            for proposer in self._proposers:
+                proposer.begin(history)
 
     def draft_block(self, max_tokens: int) -> Drafted:
         """A whole block at once, of the first source that has one."""
@@ -60,13 +62,22 @@ class Chain:
                 return Drafted(proposal=dataclasses.replace(proposal, source=source, draft_ms=draft_ms), gamma=gamma)
         return Drafted(proposal=Proposal(draft_ms=draft_ms))
 
+    def catch_up(self) -> None:
+        """Let a source that is to draft read a part of what it has missed."""
+        if self._error is not None or not self._decoding.room_ahead(self._history, 0):
+            return
+        with self._remembering_errors():
+            self._ask()
+            if self._source is not None:
+                self._proposers[self._source].catch_up(self._history)
+
     def look_up(self) -> Drafted:
         """What an instant source has to offer; where a model is to draft instead, or nobody, nothing."""
-        return self._guarded(instant=True)
+        return self._draft(instant=True)
 
     def step(self) -> Drafted:
         """One more token of a model; where the chain is an instant source's, or nobody's, nothing."""
-        return self._guarded(instant=False)
+        return self._draft(instant=False)
 
     def settle(self, judgement: Judgement) -> None:
         """Take in a verdict: after a hit the rest of the chain stands, else all sources forget it."""
@@ -91,23 +102,29 @@ class Chain:
         self._gamma = 0
         self._asked = False
 
-    def _guarded(self, *, instant: bool) -> Drafted:
-        # A draft that failed while it ran ahead has failed, even if nobody was to read that very token: the error comes
-        # back with whatever is asked of the chain next.
+    @contextmanager
+    def _remembering_errors(self) -> Iterator[None]:
+        """A source that failed while it ran ahead has failed, even if nobody was to read that very token.
+
+        The error comes back with whatever is asked of the chain next.
+        """
         if self._error is not None:
             raise self._error
         try:
-            return self._draft(instant=instant)
+            yield
         except BaseException as error:
             self._error = error
             raise
 
     def _draft(self, *, instant: bool) -> Drafted:
+        with self._remembering_errors():
+            return self._extended(instant=instant)
+
+    def _extended(self, *, instant: bool) -> Drafted:
         room = self._decoding.room_ahead(self._history, len(self._token_ids))
         if not room:
             return Drafted()
-        if not self._asked:
-            self._ask()
+        self._ask()
         if self._source is None or self._gamma <= 0:
             return Drafted()
         proposer = self._proposers[self._source]
@@ -127,6 +144,8 @@ class Chain:
 
     def _ask(self) -> None:
         """Find the first source that wants to propose; asked once for each chain."""
+        if self._asked:
+            return
         self._asked = True
         for source, proposer in enumerate(self._proposers):
             self._gamma = proposer.choose(self._history)

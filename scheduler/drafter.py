@@ -56,6 +56,10 @@ class Drafter:
         if self._proposers:
             self._stream.launch(partial(self._chain.begin, decoding, history), writes=self._buffers, label="begin")
 
+    def catch_up(self, generation: Generation) -> None:
+        """Read a part of what a source has missed."""
+        self._stream.launch(self._chain.catch_up, writes=self._buffers, label="catch up", generation=generation)
+
     def draft_block(self, max_tokens: int) -> tuple[Piece, ...]:
         """A whole block in one launch; nothing where there is no room or no source."""
         if not max_tokens or not self._proposers:

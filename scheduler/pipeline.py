@@ -13,6 +13,7 @@ on the refuted tokens are skipped.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 
 from scheduler.block import Flight
 from scheduler.commit import commit
@@ -27,6 +28,15 @@ from scheduler.settings import check_integer
 from scheduler.streams.base import Stream
 from scheduler.streams.lineage import Lineage
 from scheduler.verifier import Verifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A request whose draft is under way."""
+
+    decoding: Decoding
+    history: TokenHistory
+    lookahead: Lookahead
 
 
 class PipelinedLoop:
@@ -61,19 +71,31 @@ class PipelinedLoop:
         self._max_lead = max_lead
         self._num_awaited = num_awaited
         self._lineage = Lineage()
+        self._begun: _Run | None = None
 
     async def prefill(self, request: DecodeRequest) -> PrefillReport:
-        """Read the prompt into the target's cache, all but what the first round takes along."""
-        return await self._verifier.prefill(request)
+        """Read the prompt into the target's cache, all but what the first round takes along.
+
+        The draft reads it meanwhile, and goes on proposing.
+        """
+        run = self._begin(request)
+        try:
+            report = await self._verifier.prefill(request)
+        except BaseException:
+            self._lineage.retire(run.lookahead.generation)
+            raise
+        self._begun = run
+        return report
 
     async def rounds(self, request: DecodeRequest) -> AsyncGenerator[RoundReport, None]:
         """Decode a prefilled request; yields a report a round, the last one with the finish reason.
 
         A report is handed out while the next block is being verified.
         """
-        decoding = self._verifier.prepare(request)
-        history = decoding.start_history()
-        lookahead = self._begin(decoding, history)
+        run, self._begun = self._begun, None
+        if run is None or run.decoding.request is not request:
+            run = self._begin(request)
+        decoding, history, lookahead = run.decoding, run.history, run.lookahead
         try:
             flight = self._launch_round(decoding, history, lookahead)
             while True:
@@ -89,16 +111,19 @@ class PipelinedLoop:
         finally:
             self._lineage.retire(lookahead.generation)
 
-    def _begin(self, decoding: Decoding, history: TokenHistory) -> Lookahead:
+    def _begin(self, request: DecodeRequest) -> _Run:
+        decoding = self._verifier.prepare(request)
+        history = decoding.start_history()
+        num_blocks = history.length // self._verifier.lane.model.max_block
         lookahead = Lookahead(
-            self._lineage.begin(),
-            max_lead=self._max_lead,
-            num_awaited=self._num_awaited,
-            behind=history.length > self._verifier.lane.model.max_block,
+            self._lineage.begin(), max_lead=self._max_lead, num_awaited=self._num_awaited, behind=num_blocks > 0
         )
         self._drafter.begin(decoding, history)
+        if self._drafter.steps:
+            for _ in range(num_blocks):
+                self._drafter.catch_up(lookahead.generation)
         self._start_chain(lookahead)
-        return lookahead
+        return _Run(decoding=decoding, history=history, lookahead=lookahead)
 
     def _launch_round(self, decoding: Decoding, history: TokenHistory, lookahead: Lookahead) -> Flight:
         """Hand the target its block, give the draft enough to do meanwhile, and tell it what to do with the verdict."""

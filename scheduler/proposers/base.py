@@ -51,6 +51,10 @@ class Proposer(Protocol):
         """Whether the source has yet to read much of `history` before it can propose."""
         ...
 
+    def catch_up(self, history: TokenHistory) -> None:
+        """If the source is behind, read a part of what it has missed: as much as takes about one step."""
+        ...
+
     def roll_back(self, length: int) -> None:
         """Forget whatever lies at and beyond `length` tokens."""
         ...

@@ -100,6 +100,12 @@ class ModelProposer:
         """Whether the draft needs more than one call to catch up."""
         return history.length - self._lane.num_held > self._lane.model.max_block
 
+    def catch_up(self, history: TokenHistory) -> None:
+        """Read one block of a history that is longer than that."""
+        next_ids = history.ids(self._lane.num_held)[: self._lane.model.max_block]
+        if self.is_behind(history) and history.length < self._lane.capacity and max(next_ids) < self._num_shared_ids:
+            self._lane.feed(next_ids, num_logits=0)
+
     def roll_back(self, length: int) -> None:
         """Cut the draft's cache back to `length` tokens."""
         self._lane.roll_back(length)

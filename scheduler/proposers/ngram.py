@@ -95,6 +95,9 @@ class NgramProposer:
         """Never: what was not indexed yet takes microseconds."""
         return False
 
+    def catch_up(self, history: TokenHistory) -> None:
+        """Nothing to do: never behind."""
+
     def roll_back(self, length: int) -> None:
         """Nothing to do: the index holds committed tokens only."""
 

@@ -291,6 +291,8 @@ class TestCalls:
             def is_behind(self, history: TokenHistory) -> bool:
                 return True
 
+            def catch_up(self, history: TokenHistory) -> None: ...
+
             def choose(self, history: TokenHistory) -> int:
                 return 4
 
