@@ -35,15 +35,19 @@ from scheduler.round import (
 from scheduler.sequential import SequentialLoop
 from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
 from scheduler.streams import (
+    CostModel,
     Event,
     Generation,
     Launch,
     Lineage,
     Stream,
     ThreadStream,
+    TimelineEntry,
+    TimelineSummary,
     VirtualDevice,
     VirtualEvent,
     VirtualStream,
+    summarize_timeline,
 )
 from scheduler.verify import judge
 
@@ -51,6 +55,7 @@ __all__ = [
     "AcceptanceMonitor",
     "AdaptiveGamma",
     "BlockCosts",
+    "CostModel",
     "DecodeRequest",
     "Distribution",
     "Event",
@@ -79,6 +84,8 @@ __all__ = [
     "StreamDeadlock",
     "StreamRace",
     "ThreadStream",
+    "TimelineEntry",
+    "TimelineSummary",
     "TokenHistory",
     "TokenLogprob",
     "TraceMismatchError",
@@ -91,4 +98,5 @@ __all__ = [
     "check_number",
     "expected_tokens",
     "judge",
+    "summarize_timeline",
 ]

@@ -17,6 +17,7 @@ import torch
 
 from scheduler.errors import StaleLaunchError, StreamClosedError
 from scheduler.streams.base import Event, Launch
+from scheduler.streams.label import label_of
 from scheduler.streams.lineage import Generation
 
 Result = TypeVar("Result")
@@ -40,7 +41,8 @@ class ThreadLaunch(Generic[Result]):
             self._error = poison
         elif self._generation is not None and self._generation.stale:
             self.skipped = True
-            self._error = StaleLaunchError(f"{self._label or 'a launch'} was skipped: its generation was retired")
+            label = self._label or label_of(self._work)
+            self._error = StaleLaunchError(f"{label!r} was skipped: its generation was retired")
         elif self._work is not None:
             try:
                 self._value = self._work()
@@ -63,8 +65,9 @@ class ThreadEvent:
     """A point in a `ThreadStream`."""
 
     def __init__(self) -> None:
-        self._passed = threading.Event()
+        # Rounds make several of these, so it is one lock and no condition: `threading.Event` costs five times as much.
         self._lock = threading.Lock()
+        self._passed = False
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
 
@@ -72,18 +75,22 @@ class ThreadEvent:
         """Mark the point as passed; called once, by the worker."""
         with self._lock:
             self._error = error
-            self._passed.set()
+            self._passed = True
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
     def done(self) -> bool:
         """Whether the worker is past this point."""
-        return self._passed.is_set()
+        return self._passed
 
     def wait_error(self) -> BaseException | None:
         """Block until passed, then return the error instead of raising it."""
-        self._passed.wait()
+        if not self._passed:
+            gate = threading.Lock()
+            gate.acquire()
+            if self._call_back(gate.release):
+                gate.acquire()
         return self._error
 
     def synchronize(self) -> None:
@@ -93,7 +100,7 @@ class ThreadEvent:
             raise error
 
     def __await__(self) -> Generator[object, None, None]:
-        if not self.done():
+        if not self._passed:
             loop = asyncio.get_running_loop()
             future: asyncio.Future[None] = loop.create_future()
 
@@ -102,13 +109,16 @@ class ThreadEvent:
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(_resolve, future)
 
-            with self._lock:
-                if not self._passed.is_set():
-                    self._callbacks.append(wake)
-                else:
-                    future.set_result(None)
-            yield from future
+            if self._call_back(wake):
+                yield from future
         self.synchronize()
+
+    def _call_back(self, callback: Callable[[], None]) -> bool:
+        """Have the worker call when it passes; False if it is past already, and will not call."""
+        with self._lock:
+            if not self._passed:
+                self._callbacks.append(callback)
+            return not self._passed
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

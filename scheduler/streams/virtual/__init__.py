@@ -4,5 +4,18 @@ from scheduler.streams.virtual.choices import Choice
 from scheduler.streams.virtual.device import VirtualDevice
 from scheduler.streams.virtual.operations import Hold, VirtualEvent, VirtualLaunch
 from scheduler.streams.virtual.stream import VirtualStream
+from scheduler.streams.virtual.timed import CostModel
+from scheduler.streams.virtual.timeline import TimelineEntry, TimelineSummary, summarize_timeline
 
-__all__ = ["Choice", "Hold", "VirtualDevice", "VirtualEvent", "VirtualLaunch", "VirtualStream"]
+__all__ = [
+    "Choice",
+    "CostModel",
+    "Hold",
+    "TimelineEntry",
+    "TimelineSummary",
+    "VirtualDevice",
+    "VirtualEvent",
+    "VirtualLaunch",
+    "VirtualStream",
+    "summarize_timeline",
+]

@@ -23,6 +23,8 @@ from scheduler.streams.virtual.operations import Hold, VirtualEvent, VirtualLaun
 from scheduler.streams.virtual.order import Order, SeededOrder
 from scheduler.streams.virtual.races import result_race
 from scheduler.streams.virtual.stream import VirtualStream
+from scheduler.streams.virtual.timed import CostModel, TimedOrder
+from scheduler.streams.virtual.timeline import TimelineEntry
 
 Result = TypeVar("Result")
 
@@ -37,16 +39,21 @@ class VirtualDevice:
     `choices=trace` repeats the order without the seed.
     """
 
-    def __init__(self, seed: int = 0, *, choices: Sequence[tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self, seed: int = 0, *, choices: Sequence[tuple[int, int]] | None = None, costs: CostModel | None = None
+    ) -> None:
         """Begin without streams.
 
         Args:
             seed: of the order.
             choices: the trace of an earlier device, to be replayed in place of the seed.
+            costs: makes the order follow a virtual clock, on which launches take the time that this says; the seed then
+                orders what happens at the same time. None has no clock, and any order that events allow.
         """
         self._choices = Choices(seed, choices)
         self._machine = Machine(seed=self._choices.seed)
-        self._order: Order = SeededOrder(self._machine, self._choices)
+        self._timed = None if costs is None else TimedOrder(self._machine, self._choices, costs)
+        self._order: Order = self._timed or SeededOrder(self._machine, self._choices)
         # Work may come back to the device: it launches, reads results, closes.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -71,6 +78,17 @@ class VirtualDevice:
     def num_steps(self) -> int:
         """Operations executed so far."""
         return self._machine.num_steps
+
+    @property
+    def now_ms(self) -> float:
+        """Time on the virtual clock; 0 without one."""
+        return 0.0 if self._timed is None else self._timed.now_ms
+
+    @property
+    def timeline(self) -> tuple[TimelineEntry, ...]:
+        """What has run on the virtual clock, in the order of the ends; nothing without one."""
+        with self._lock:
+            return () if self._timed is None else tuple(self._timed.entries)
 
     @property
     def failure(self) -> Exception | None:
@@ -103,12 +121,12 @@ class VirtualDevice:
                 raise StreamClosedError(f"stream {queue.name!r} is closed; load a new runtime")
             from_host = self._machine.running is None
             if from_host:
-                self._drive(self._order.before_host_call)
+                self._drive(self._order.before_enqueue)
             self._num_enqueued += 1
             yield self._clock(), self._num_enqueued
             self._note_change()
             if from_host:
-                self._drive(self._order.after_host_call)
+                self._drive(self._order.after_enqueue)
 
     def release(self, hold: Hold) -> None:
         """See `Hold.release`."""
@@ -138,7 +156,7 @@ class VirtualDevice:
         with self._lock:
             if self._failure is None and self._machine.running is None:
                 try:
-                    self._drive(self._order.before_host_call)
+                    self._drive(self._order.before_look)
                 except Exception:
                     # Looking never raises: whoever calls next hears of it.
                     self._failure_told = False

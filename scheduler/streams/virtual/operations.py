@@ -65,7 +65,7 @@ class VirtualLaunch(Generic[Result]):
         """Pass the work by, because of an earlier launch's error or, without one, as stale."""
         self._work = None
         self.was_skipped = poison is None
-        self._error = poison or StaleLaunchError(f"{self.site.label} was skipped: its generation was retired")
+        self._error = poison or StaleLaunchError(f"{self.site.label!r} was skipped: its generation was retired")
 
     def outcome(self) -> Result:
         """The value or the error of work that the stream has passed."""
@@ -118,7 +118,9 @@ class VirtualEvent:
         self._place = place
 
     def __str__(self) -> str:
-        return " ".join(part for part in ("event", self._name and repr(self._name), self._place) if part)
+        if not self._name:
+            return f"event {self._place}"
+        return f"event {self._name!r} ({self._place})" if self._place else f"event {self._name!r}"
 
     def done(self) -> bool:
         """Whether the host can see that the point has been passed.

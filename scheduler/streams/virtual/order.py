@@ -28,12 +28,16 @@ class Order(Protocol):
         """Turns of the loop that the device leaves to the host's other tasks before it goes on."""
         ...
 
-    def before_host_call(self) -> None:
-        """The host is about to enqueue or to look."""
+    def before_enqueue(self) -> None:
+        """The host is about to enqueue something."""
         ...
 
-    def after_host_call(self) -> None:
+    def after_enqueue(self) -> None:
         """The host has enqueued something."""
+        ...
+
+    def before_look(self) -> None:
+        """The host is about to look whether an event has passed."""
         ...
 
     def step(self) -> bool:
@@ -63,12 +67,15 @@ class SeededOrder:
         """None: every delay is legal."""
         return 0
 
-    def before_host_call(self) -> None:
-        """Take some steps, or none."""
+    def before_enqueue(self) -> None:
+        """Nothing: whatever may happen here may have happened behind the call before."""
+
+    def after_enqueue(self) -> None:
+        """Take some steps, or none: what was just enqueued may be over before the host's next line."""
         self._take(self._burst())
 
-    def after_host_call(self) -> None:
-        """Take some steps, or none: what was just enqueued may be over before the host's next line."""
+    def before_look(self) -> None:
+        """Take some steps, or none."""
         self._take(self._burst())
 
     def step(self) -> bool:
