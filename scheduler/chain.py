@@ -81,16 +81,20 @@ class Chain:
 
     def settle(self, judgement: Judgement) -> None:
         """Take in a verdict: after a hit the rest of the chain stands, else all sources forget it."""
-        self._history = judgement.history
-        if judgement.proposal:
-            proposer = self._proposers[judgement.proposal.source]
-            proposer.observe(len(judgement.proposal), judgement.verdict.num_accepted)
-        if not judgement.hit:
+        with self._remembering_errors():
+            self._history = judgement.history
+            if judgement.proposal:
+                proposer = self._proposers[judgement.proposal.source]
+                proposer.observe(len(judgement.proposal), judgement.verdict.num_accepted)
+            if judgement.hit:
+                self._use_up(len(judgement.verdict.token_ids))
+                return
             self._throw_away()
             for proposer in self._proposers:
                 proposer.roll_back(judgement.kept_length)
-            return
-        del self._token_ids[: len(judgement.verdict.token_ids)]
+
+    def _use_up(self, num_tokens: int) -> None:
+        del self._token_ids[:num_tokens]
         if not self._token_ids:
             self._throw_away()
         elif self._source is not None and not self._proposers[self._source].instant:

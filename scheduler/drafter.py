@@ -40,16 +40,10 @@ class Drafter:
         self._buffers = ("draft.chain", *(name for proposer in self._proposers for name in proposer.buffers))
         self._num_slots = max_gamma + max_lead + _MORE_SLOTS
         self._num_pieces = 0
-
-    @property
-    def looks_up(self) -> bool:
+        self.looks_up = any(proposer.instant for proposer in self._proposers)
         """Whether any source gives its tokens at once."""
-        return any(proposer.instant for proposer in self._proposers)
-
-    @property
-    def steps(self) -> bool:
+        self.steps = any(not proposer.instant for proposer in self._proposers)
         """Whether any source takes a step for each token."""
-        return any(not proposer.instant for proposer in self._proposers)
 
     def begin(self, decoding: Decoding, history: TokenHistory) -> None:
         """Start a request: the sources keep what still holds."""
