@@ -24,6 +24,8 @@ from models.demo import demo_weights
 from profiling.machine import describe_machine, new_file
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 from profiling.reference import reference_model, run_reference
+from profiling.round_cost import format_round_costs, measure_round_costs
+from profiling.ticker import ticking
 from runtime import GenerationResult, Mode, Runtime
 
 REFERENCE = "transformers float32"
@@ -45,6 +47,8 @@ class Run:
     token_ids: tuple[int, ...]
     acceptance_rate: float | None = None
     acceptance_length: float | None = None
+    worst_tick_ms: float | None = None
+    """Longest wait of a task beside it that wanted to run every 10 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,8 @@ class Settings:
     num_prompts: int
     max_tokens: int
     with_transformers: bool
+    num_rounds: int = 0
+    """Rounds with models that cost nothing, by which the scheduler's own cost is measured; 0 leaves it out."""
 
 
 async def measure(settings: Settings) -> list[Run]:
@@ -106,6 +112,13 @@ async def _systems(settings: Settings, threads: int, stack: AsyncExitStack) -> l
         systems.append(System(name=plain, run=_own_runner(runtime, plain, Mode.PLAIN, threads, settings)))
         name = f"slipstream {weights.value}, speculation"
         systems.append(System(name=name, run=_own_runner(runtime, name, None, threads, settings)))
+        if threads > 1:
+            # Its target has all threads but one, the draft the other.
+            name = f"slipstream {weights.value}, pipelined"
+            runtime = await stack.enter_async_context(
+                await Runtime.load(threads=threads, weights=weights, mode=Mode.PIPELINED)
+            )
+            systems.append(System(name=name, run=_own_runner(runtime, name, None, threads, settings)))
     if settings.with_transformers and encode is not None:
         systems += _reference_systems(settings, threads, encode)
     return systems
@@ -119,9 +132,10 @@ def _own_runner(
     runtime: Runtime, name: str, mode: Mode | None, threads: int, settings: Settings
 ) -> Callable[[BenchPrompt], Awaitable[Run]]:
     async def run(prompt: BenchPrompt) -> Run:
-        result: GenerationResult = await runtime.generate(
-            prompt.messages, max_tokens=settings.max_tokens, ignore_eos=True, mode=mode
-        )
+        async with ticking() as gaps_s:
+            result: GenerationResult = await runtime.generate(
+                prompt.messages, max_tokens=settings.max_tokens, ignore_eos=True, mode=mode
+            )
         metrics = result.metrics
         return Run(
             system=name,
@@ -133,6 +147,7 @@ def _own_runner(
             token_ids=result.token_ids,
             acceptance_rate=metrics.draft_acceptance_rate,
             acceptance_length=metrics.mean_acceptance_length,
+            worst_tick_ms=max(gaps_s, default=0.0) * 1e3,
         )
 
     return run
@@ -179,6 +194,7 @@ class SummaryRow:
     identical_to_plain: bool | None
     acceptance_rate: float | None
     mean_acceptance_length: float | None
+    worst_tick_ms: float | None = None
 
 
 def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
@@ -208,6 +224,7 @@ def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]])
         identical_to_plain=_identical(own, plain),
         acceptance_rate=_median(run.acceptance_rate for run in own.values()),
         mean_acceptance_length=_median(run.acceptance_length for run in own.values()),
+        worst_tick_ms=max((run.worst_tick_ms for run in own.values() if run.worst_tick_ms is not None), default=None),
     )
 
 
@@ -216,7 +233,11 @@ def _identical(own: dict[int, Run], plain: dict[int, Run]) -> bool | None:
 
 
 def _plain_of(system: str) -> str:
-    return REFERENCE if system == REFERENCE_LOOKUP else system.replace("speculation", "plain")
+    return (
+        REFERENCE
+        if system == REFERENCE_LOOKUP
+        else system.replace("speculation", "plain").replace("pipelined", "plain")
+    )
 
 
 def _median_ratio(base: dict[int, Run], other: dict[int, Run]) -> float | None:
@@ -231,8 +252,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def format_table(rows: Sequence[SummaryRow]) -> str:
     """The summary as a person reads it."""
-    columns = ("threads", "prompts", "system", "ms/token", "x transf.", "x plain", "accepted")
-    layout = "{:>7}  {:8}  {:38}  {:>8}  {:>9}  {:>7}  {:>8}"
+    columns = ("threads", "prompts", "system", "ms/token", "x transf.", "x plain", "accepted", "tick ms")
+    layout = "{:>7}  {:8}  {:38}  {:>8}  {:>9}  {:>7}  {:>8}  {:>7}"
     lines = [layout.format(*columns)]
     for row in rows:
         line = layout.format(
@@ -243,6 +264,7 @@ def format_table(rows: Sequence[SummaryRow]) -> str:
             _number(row.speedup_over_transformers),
             _number(row.speedup_over_plain),
             _number(row.acceptance_rate),
+            "-" if row.worst_tick_ms is None else f"{row.worst_tick_ms:.1f}",
         )
         lines.append(line + ("  TOKENS DIFFER" if row.identical_to_plain is False else ""))
     return "\n".join(lines)
@@ -265,16 +287,20 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Path | None]:
     parser.add_argument("--prompts", type=int, default=5, help="prompts of each kind, 1 to 6 (default: 5)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each run (default: 96)")
     parser.add_argument("--no-transformers", action="store_true", help="leave transformers out")
+    parser.add_argument(
+        "--rounds", type=int, default=1000, help="rounds with costless models, 0 for none (default: 1000)"
+    )
     parser.add_argument("--out", type=new_file, help="also write the JSON to this file")
     chosen = parser.parse_args(arguments)
-    if min(chosen.threads) < 1 or not 1 <= chosen.prompts <= 6 or chosen.max_tokens < 2:
-        parser.error("--threads must be at least 1, --prompts 1 to 6, --max-tokens at least 2")
+    if min(chosen.threads) < 1 or not 1 <= chosen.prompts <= 6 or chosen.max_tokens < 2 or chosen.rounds < 0:
+        parser.error("--threads must be at least 1, --prompts 1 to 6, --max-tokens at least 2, --rounds at least 0")
     settings = Settings(
         threads=tuple(chosen.threads),
         weights=tuple(WeightKind(name) for name in chosen.weights),
         num_prompts=chosen.prompts,
         max_tokens=chosen.max_tokens,
         with_transformers=not chosen.no_transformers,
+        num_rounds=chosen.rounds,
     )
     return settings, chosen.out
 
@@ -283,14 +309,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, and print one line of JSON last."""
     settings, out = _parse(arguments)
     machine = describe_machine()
+    costs = measure_round_costs(num_rounds=settings.num_rounds) if settings.num_rounds else []
     rows = summarise(asyncio.run(measure(settings)))
     report = {
         "machine": machine,
         "max_tokens": settings.max_tokens,
         "num_prompts": settings.num_prompts,
         "rows": [asdict(row) for row in rows],
+        "round_costs": [asdict(cost) for cost in costs],
     }
     print(format_table(rows))
+    if costs:
+        print("\nThe scheduler's own cost, a round with models that cost nothing:\n" + format_round_costs(costs))
     if out is not None:
         out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report))

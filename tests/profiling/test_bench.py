@@ -147,8 +147,8 @@ def test_the_table_has_a_line_for_each_row_and_dashes_for_what_is_unknown() -> N
         summarise([*planted(PLAIN, [10, 20, 12]), *planted(SPECULATION, [5, 20, 4], acceptance=[0.5, None, 0.75])])
     ).splitlines()
     assert header.split()[:3] == ["threads", "prompts", "system"]
-    assert plain.split() == ["1", "code", *PLAIN.split(), "12.00", "-", "1.00", "-"]
-    assert speculation.split() == ["1", "code", *SPECULATION.split(), "5.00", "-", "2.00", "0.62"]
+    assert plain.split() == ["1", "code", *PLAIN.split(), "12.00", "-", "1.00", "-", "-"]
+    assert speculation.split() == ["1", "code", *SPECULATION.split(), "5.00", "-", "2.00", "0.62", "-"]
     assert len({len(line) for line in (header, plain, speculation)}) == 1
 
 
@@ -188,6 +188,7 @@ def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.
         ["--prompts", "7"],
         ["--max-tokens", "1"],
         ["--max-tokens", "many"],
+        ["--rounds", "-1"],
         ["--weights", "int4"],
         ["--speed"],
         ["--out", "no/such/folder/report.json"],
@@ -217,7 +218,7 @@ def test_there_are_as_many_prompts_as_may_be_asked_for_and_none_twice() -> None:
 def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whole, but with float32 weights, which every machine has; how fast it is nobody asks here."""
     out = tmp_path / "bench.json"
-    settings = ["--threads", "1", "--weights", "float32", "--prompts", "1", "--max-tokens", "4"]
+    settings = ["--threads", "1", "--weights", "float32", "--prompts", "1", "--max-tokens", "4", "--rounds", "20"]
     assert main([*settings, "--no-transformers", "--out", str(out)]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     report = json.loads(last)
@@ -230,11 +231,15 @@ def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert {(row["kind"], row["system"]) for row in rows} == {
         (kind, system) for kind in ("code", "chat", "copy") for system in own_systems
     }
-    assert len(table) == 1 + len(rows)
+    costs = report["round_costs"]
+    assert len(table) == 1 + len(rows) + 2 + 1 + len(costs)
+    assert {cost["mode"] for cost in costs} == {"plain", "sequential", "pipelined"}
+    assert all(cost["host_us"] > 0 and cost["gap_us"] > 0 and cost["num_rounds"] == 60 for cost in costs)
     for row in rows:
         assert row["threads"] == 1
         assert row["tpot_ms"] > 0
         assert row["ttft_ms"] > 0
+        assert row["worst_tick_ms"] >= 0
         assert row["identical_to_plain"] is True
         assert row["speedup_over_transformers"] is None
         assert (row["acceptance_rate"] is None) or "speculation" in row["system"]

@@ -1,0 +1,215 @@
+"""What a round costs outside of the models, measured with models that cost nothing.
+
+Owns the costless models, the rounds run with them and the figures: how long the event loop's thread computes for a
+round, how long the target stands idle between a verdict and the next block, and how long a round takes in all. The last
+contains what the lanes do beside their models: drawing tokens and judging them. Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from models import Cache
+from scheduler import (
+    DecodeRequest,
+    FixedGamma,
+    Generation,
+    Lane,
+    Launch,
+    ModelProposer,
+    PipelinedLoop,
+    SamplingSettings,
+    SequentialLoop,
+    ThreadStream,
+)
+
+Result = TypeVar("Result")
+
+_GAMMA = 4
+_VOCAB_SIZE = 8
+_NUM_WARM_UP = 300
+_CAPACITY = 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundCost:
+    """Medians over the rounds of one mode on one kind of event loop, in microseconds."""
+
+    mode: str
+    event_loop: str
+    host_us: float
+    """Time that the event loop's thread computed for a round."""
+    gap_us: float
+    """From the end of a verdict to the start of the next block, on the target's stream."""
+    round_us: float
+    """A whole round."""
+    num_rounds: int
+
+
+class _Cache:
+    """Counts tokens."""
+
+    num_bytes = 0
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.length = 0
+
+    def rollback(self, length: int) -> None:
+        self.length = length
+
+
+class _CostlessModel:
+    """Prefers the same token for ever, so that every proposal is right."""
+
+    name = "costless"
+    vocab_size = _VOCAB_SIZE
+    context_length = _CAPACITY
+    max_block = 17
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self._rows_RV = torch.zeros(self.max_block, _VOCAB_SIZE)
+        self._rows_RV[:, 3] = 1.0
+
+    def new_cache(self, capacity: int) -> _Cache:
+        return _Cache(capacity)
+
+    def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
+        if not isinstance(cache, _Cache):
+            raise ValueError(f"cache must come from this model's new_cache, not be a {type(cache).__name__}")
+        cache.length += len(token_ids_T)
+        return self._rows_RV[:num_logits]
+
+
+@dataclass
+class _Clock:
+    """When verdicts ended and blocks began."""
+
+    verdict_ended_s: float | None = None
+    gaps_us: list[float] = field(default_factory=list)
+
+    def timed(self, label: str, work: Callable[[], Result]) -> Callable[[], Result]:
+        def begin_block() -> Result:
+            if self.verdict_ended_s is not None:
+                self.gaps_us.append((time.perf_counter() - self.verdict_ended_s) * 1e6)
+            return work()
+
+        def end_verdict() -> Result:
+            result = work()
+            self.verdict_ended_s = time.perf_counter()
+            return result
+
+        return {"verify": begin_block, "judge": end_verdict}.get(label, work)
+
+
+class _ClockedStream(ThreadStream):
+    """Notes when a target's launches begin and end."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, num_threads=1)
+        self.clock = _Clock()
+
+    def launch(
+        self,
+        work: Callable[[], Result],
+        *,
+        reads: Iterable[str] = (),
+        writes: Iterable[str] = (),
+        label: str = "",
+        generation: Generation | None = None,
+    ) -> Launch[Result]:
+        work = self.clock.timed(label, work)
+        return super().launch(work, reads=reads, writes=writes, label=label, generation=generation)
+
+
+async def _measured(mode: str, event_loop: str, num_rounds: int) -> RoundCost:
+    target_stream = _ClockedStream("target")
+    draft_stream = ThreadStream("draft", num_threads=1) if mode == "pipelined" else target_stream
+    try:
+        target = Lane("target", _CostlessModel(), target_stream, capacity=_CAPACITY)
+        draft = Lane("draft", _CostlessModel(), draft_stream, capacity=_CAPACITY)
+        proposers = [] if mode == "plain" else [ModelProposer(draft, FixedGamma(_GAMMA))]
+        loop: SequentialLoop | PipelinedLoop
+        if mode == "pipelined":
+            loop = PipelinedLoop(target, draft_stream, proposers, max_gamma=_GAMMA, max_lead=_GAMMA)
+        else:
+            loop = SequentialLoop(target, draft_stream, proposers, max_gamma=_GAMMA)
+        return await _timed_rounds(loop, target_stream.clock, mode, event_loop, num_rounds)
+    finally:
+        target_stream.close()
+        draft_stream.close()
+
+
+async def _timed_rounds(
+    loop: SequentialLoop | PipelinedLoop, clock: _Clock, mode: str, event_loop: str, num_rounds: int
+) -> RoundCost:
+    request = DecodeRequest(prompt_ids=(1, 2, 3), settings=SamplingSettings(), max_tokens=_CAPACITY - 10)
+    await loop.prefill(request)
+    rounds = loop.rounds(request)
+    for _ in range(_NUM_WARM_UP):
+        await anext(rounds)
+    clock.gaps_us.clear()
+    round_us, computed_s = [], time.thread_time()
+    before_s = time.perf_counter()
+    for _ in range(num_rounds):
+        await anext(rounds)
+        now_s = time.perf_counter()
+        round_us.append((now_s - before_s) * 1e6)
+        before_s = now_s
+    computed_s = time.thread_time() - computed_s
+    await rounds.aclose()
+    return RoundCost(
+        mode=mode,
+        event_loop=event_loop,
+        host_us=computed_s / num_rounds * 1e6,
+        gap_us=statistics.median(clock.gaps_us),
+        round_us=statistics.median(round_us),
+        num_rounds=num_rounds,
+    )
+
+
+def measure_round_costs(*, num_rounds: int = 1000, num_turns: int = 3) -> list[RoundCost]:
+    """Every mode on every event loop in turn, several times; the median of each figure."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop] | None] = {"asyncio": None}
+    try:
+        import uvloop
+    except ImportError:
+        pass  # not on Windows
+    else:
+        factories["uvloop"] = uvloop.new_event_loop
+    cases = [(mode, name) for mode in ("plain", "sequential", "pipelined") for name in factories]
+    measured: dict[tuple[str, str], list[RoundCost]] = {case: [] for case in cases}
+    for _ in range(num_turns):
+        for mode, name in cases:
+            with asyncio.Runner(loop_factory=factories[name]) as runner:
+                measured[mode, name].append(runner.run(_measured(mode, name, num_rounds)))
+    return [_median(costs) for costs in measured.values()]
+
+
+def _median(costs: list[RoundCost]) -> RoundCost:
+    return RoundCost(
+        mode=costs[0].mode,
+        event_loop=costs[0].event_loop,
+        host_us=statistics.median(cost.host_us for cost in costs),
+        gap_us=statistics.median(cost.gap_us for cost in costs),
+        round_us=statistics.median(cost.round_us for cost in costs),
+        num_rounds=sum(cost.num_rounds for cost in costs),
+    )
+
+
+def format_round_costs(costs: list[RoundCost]) -> str:
+    """A table for people."""
+    layout = "{:12}  {:10}  {:>8}  {:>8}  {:>9}"
+    lines = [layout.format("mode", "loop", "host us", "gap us", "round us")]
+    for cost in costs:
+        figures = (f"{value:.0f}" for value in (cost.host_us, cost.gap_us, cost.round_us))
+        lines.append(layout.format(cost.mode, cost.event_loop, *figures))
+    return "\n".join(lines)

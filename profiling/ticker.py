@@ -1,0 +1,34 @@
+"""A task that wants to run every ten milliseconds, and notes when it could.
+
+Owns the measure of how free an event loop is while something runs on it. Knows nothing of what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+_PAUSE_S = 0.01
+
+
+@asynccontextmanager
+async def ticking() -> AsyncIterator[list[float]]:
+    """Tick as long as the block runs; gives the seconds between ticks, which grow meanwhile."""
+    gaps_s: list[float] = []
+
+    async def tick() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            now = time.perf_counter()
+            gaps_s.append(now - last)
+            last = now
+
+    ticker = asyncio.create_task(tick())
+    try:
+        yield gaps_s
+    finally:
+        ticker.cancel()
+        await asyncio.wait([ticker])
