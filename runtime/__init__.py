@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from runtime.conversation import Conversation
 from runtime.description import RuntimeDescription
+from runtime.draft_spec import DraftKind, DraftSpec
 from runtime.errors import (
     CheckpointError,
     ContextLengthError,
@@ -21,7 +22,7 @@ from runtime.errors import (
     StreamClosedError,
     UnsupportedModelError,
 )
-from runtime.load_settings import DraftKind, DraftSpec, LoadSettings, Mode
+from runtime.load_settings import LoadSettings, Mode
 from runtime.metrics import Metrics
 from runtime.options import GenerationKeywords, GenerationOptions
 from runtime.result import Chunk, GenerationResult

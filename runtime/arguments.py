@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
 from models import WeightKind
-from runtime.load_settings import ADAPTIVE, MAX_GAMMA, LoadSettings, Mode
+from runtime.load_settings import ADAPTIVE, MAX_GAMMA, MAX_LEAD, LoadSettings, Mode
 from runtime.options import GenerationOptions
 from scheduler import Verification
 
@@ -97,6 +97,9 @@ def _check_combinations(arguments: Arguments, settings: LoadSettings) -> None:
         raise UsageError("--raw sends the prompt alone, so --system has no place in it; leave out one of them")
     if arguments.compare and not settings.draft_specs():
         raise UsageError("--compare needs speculation to compare with; leave out '--mode plain' or '--draft none'")
+    for name in ("max_lead", "num_awaited"):
+        if name in arguments.load and settings.mode is not Mode.PIPELINED:
+            raise UsageError(f"{_flag(name)} has no meaning in {settings.mode.value} mode; add '--mode pipelined'")
     if arguments.options.logprobs is not None and not arguments.json:
         raise UsageError("--logprobs are reported in the JSON object; add --json")
 
@@ -174,7 +177,7 @@ def _gamma(text: str) -> int | str:
 
 
 _ACTIONS = {
-    "compare": "answer with and without speculation, repeatedly and in turn, and compare the speeds",
+    "compare": "answer in plain and every other mode up to --mode, repeatedly and in turn, and compare the speeds",
     "chat": "hold a conversation; one message a line, /clear forgets, /exit or end of input ends it",
     "json": "print one JSON object on one line instead of streaming the text",
     "raw": "send the prompt as plain text, not through the model's chat template",
@@ -187,15 +190,29 @@ _LOAD_OPTIONS = {
         "early exit for the demo model); repeatable",
         repeatable=True,
     ),
-    "mode": _Option(help="how to decode", choices=tuple(mode.value for mode in Mode)),
+    "mode": _Option(
+        help="how to decode: plain, one token after the other; sequential, propose and verify in turn; pipelined, "
+        "both at the same time",
+        choices=tuple(mode.value for mode in Mode),
+    ),
     "gamma": _Option(help=f"tokens proposed a round, 0 to {MAX_GAMMA}, or {ADAPTIVE}", metavar="TOKENS", type=_gamma),
     "max_gamma": _Option(help="most tokens that adaptive gamma proposes a round", metavar="TOKENS", type=int),
+    "max_lead": _Option(
+        help=f"most tokens drafted past a block while it is verified, 1 to {MAX_LEAD}; with --mode pipelined",
+        metavar="TOKENS",
+        type=int,
+    ),
+    "num_awaited": _Option(
+        help="proposals that the target waits for where fewer are ready; with --mode pipelined",
+        metavar="TOKENS",
+        type=int,
+    ),
     "warmup_tokens": _Option(help="tokens at the start of the answer without proposals", metavar="TOKENS", type=int),
     "weights": _Option(
         help="how matrices are kept; int8 is the fastest and costs some accuracy",
         choices=tuple(kind.value for kind in WeightKind),
     ),
-    "threads": _Option(help="threads of model work", metavar="THREADS", type=int, default="torch's choice"),
+    "threads": _Option(help="threads of model work in all", metavar="THREADS", type=int, default="torch's choice"),
     "context_length": _Option(
         help="most tokens of prompt and answer together",
         metavar="TOKENS",

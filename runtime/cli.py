@@ -119,7 +119,7 @@ class _Session:
 
     async def _compare(self, runtime: Runtime, prompt: Prompt) -> None:
         console = self._console
-        # Resolved once: both modes draw from the same noise.
+        # Resolved once: all modes draw from the same noise.
         options = self._arguments.options.resolved()
         keywords = options.as_dict()
 
@@ -131,7 +131,7 @@ class _Session:
                 console.result(f"--- {mode.value} ---")
             return await self._show(runtime.stream(prompt, **{**keywords, "mode": mode}))
 
-        comparison = await compare(generate, runtime.settings.mode, warm_up=show)
+        comparison = await compare(generate, runtime.settings.mode.served, warm_up=show)
         if self._arguments.json:
             console.result(
                 json_record(

@@ -1,10 +1,10 @@
-"""Plain decoding against speculation, on one prompt and the same loaded weights.
+"""Ways of decoding beside each other, on one prompt and the same loaded weights.
 
 Owns the order of the runs and what is made of their times. Knows nothing of prompts, options or how results are shown.
 
-Both ways run once untimed, so that caches are warm and the prompt is read; then in turn, each first in every second
-pair, so that a machine that slows down slows both. What is compared is the time a token after the first round:
-the time to the first token would only show which of the two found the prompt in the cache.
+All modes run once untimed, so that caches are warm and the prompt is read; then in turn, each first as often as the
+others, so that a machine that slows down slows all. What is compared is the time a token after the first round:
+the time to the first token would only show which of them found the prompt in the cache.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ class ModeFigures:
     """With the prompt in the cache."""
     draft_acceptance_rate: float | None
     mean_acceptance_length: float | None
+    hit_rate: float | None
+    num_discarded_draft_tokens: float | None
+    """None where the mode writes nothing past a block."""
 
     @classmethod
     def from_metrics(cls, mode: Mode, metrics: Sequence[Metrics]) -> ModeFigures:
         """The medians of some runs."""
         tpot_ms = _median(run.tpot_ms for run in metrics)
+        looks_ahead = mode is Mode.PIPELINED
         return cls(
             mode=mode,
             tokens_per_s=1e3 / tpot_ms if tpot_ms else None,
@@ -48,6 +52,10 @@ class ModeFigures:
             ttft_ms=_median(run.ttft_ms for run in metrics),
             draft_acceptance_rate=_median(run.draft_acceptance_rate for run in metrics),
             mean_acceptance_length=_median(run.mean_acceptance_length for run in metrics),
+            hit_rate=_median(run.hit_rate for run in metrics),
+            num_discarded_draft_tokens=_median(
+                run.num_discarded_draft_tokens if looks_ahead else None for run in metrics
+            ),
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -57,61 +65,60 @@ class ModeFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How speculation did beside plain decoding."""
+    """How the modes did beside the first of them."""
 
-    plain: ModeFigures
-    speculative: ModeFigures
+    modes: tuple[ModeFigures, ...]
     num_repetitions: int
     """Timed runs of each mode."""
     identical: bool
-    """Whether every run gave the same tokens."""
+    """Whether every run of every mode gave the same tokens."""
     result: GenerationResult
-    """The last run with speculation."""
+    """The last run of the last mode."""
 
-    @property
-    def speedup(self) -> float | None:
-        """Speed of speculation over that of plain decoding; None if outputs were too short to tell."""
-        if not self.plain.tpot_ms or not self.speculative.tpot_ms:
-            return None
-        return self.plain.tpot_ms / self.speculative.tpot_ms
+    def speedup(self, figures: ModeFigures) -> float | None:
+        """Speed of a mode over that of the first; None if outputs were too short to tell."""
+        first_ms = self.modes[0].tpot_ms
+        return first_ms / figures.tpot_ms if first_ms and figures.tpot_ms else None
 
     def as_dict(self) -> dict[str, object]:
-        """Every figure but the result, ready for JSON."""
+        """Every figure but the result, ready for JSON; `speedup` is over the first mode."""
         return {
-            "speedup": self.speedup,
             "identical": self.identical,
             "num_repetitions": self.num_repetitions,
-            "plain": self.plain.as_dict(),
-            "speculative": self.speculative.as_dict(),
+            "modes": {
+                figures.mode.value: {**figures.as_dict(), "speedup": self.speedup(figures)} for figures in self.modes
+            },
         }
 
 
-async def compare(generate: Generate, mode: Mode, *, warm_up: Generate | None = None) -> Comparison:
-    """Time plain decoding and `mode` in turn.
+async def compare(generate: Generate, modes: Sequence[Mode], *, warm_up: Generate | None = None) -> Comparison:
+    """Time some modes in turn.
 
     Args:
         generate: answers one and the same prompt with the same options in the mode it is given.
-        mode: the mode to compare with plain decoding.
-        warm_up: makes the two untimed runs, for a caller who wants to show them; `generate` by default.
+        modes: what to compare; the others' speeds are told over the first one's.
+        warm_up: makes the untimed runs, one a mode, for a caller who wants to show them; `generate` by default.
     """
-    first = [await (warm_up or generate)(each) for each in (Mode.PLAIN, mode)]
-    num_repetitions = _num_repetitions(sum(result.metrics.total_ms for result in first))
-    timed: dict[Mode, list[GenerationResult]] = {Mode.PLAIN: [], mode: []}
+    untimed = [await (warm_up or generate)(mode) for mode in modes]
+    num_repetitions = _num_repetitions(sum(result.metrics.total_ms for result in untimed))
+    timed: dict[Mode, list[GenerationResult]] = {mode: [] for mode in modes}
     for repetition in range(num_repetitions):
-        for each in (Mode.PLAIN, mode) if repetition % 2 == 0 else (mode, Mode.PLAIN):
-            timed[each].append(await generate(each))
-    plain, speculative = timed[Mode.PLAIN], timed[mode]
+        first = repetition % len(modes)
+        for mode in (*modes[first:], *modes[:first]):
+            timed[mode].append(await generate(mode))
+    outputs = {result.token_ids for results in (untimed, *timed.values()) for result in results}
     return Comparison(
-        plain=ModeFigures.from_metrics(Mode.PLAIN, [result.metrics for result in plain]),
-        speculative=ModeFigures.from_metrics(mode, [result.metrics for result in speculative]),
+        modes=tuple(
+            ModeFigures.from_metrics(mode, [result.metrics for result in results]) for mode, results in timed.items()
+        ),
         num_repetitions=num_repetitions,
-        identical=len({result.token_ids for result in [*first, *plain, *speculative]}) == 1,
-        result=speculative[-1],
+        identical=len(outputs) == 1,
+        result=timed[modes[-1]][-1],
     )
 
 
-def _num_repetitions(pair_ms: float) -> int:
-    return int(min(MAX_REPETITIONS, max(MIN_REPETITIONS, _BUDGET_MS // max(pair_ms, 1.0))))
+def _num_repetitions(turn_ms: float) -> int:
+    return int(min(MAX_REPETITIONS, max(MIN_REPETITIONS, _BUDGET_MS // max(turn_ms, 1.0))))
 
 
 def _median(values: Iterable[float | None]) -> float | None:

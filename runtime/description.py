@@ -25,11 +25,17 @@ class RuntimeDescription:
     """Tokens proposed a round: a number, or `adaptive`."""
     max_gamma: int
     """Most tokens that a round can propose."""
+    max_lead: int
+    """Most tokens drafted past a block; 0 where the mode is not pipelined."""
+    num_awaited: int
+    """Proposals that the target waits for; 0 where the mode is not pipelined."""
     warmup_tokens: int
     weights: WeightKind
     """How the target's matrices are kept."""
     threads: int
-    """Intra-op threads of model work."""
+    """Intra-op threads of model work, of target and draft together."""
+    draft_threads: int
+    """Those of a draft model that works beside the target; 0 where they take turns."""
     context_length: int
     """Most tokens of prompt and output together."""
     device: str

@@ -1,6 +1,6 @@
 """How a runtime is set up, checked before anything is opened.
 
-Owns `LoadSettings` and the spelling of draft sources. Knows nothing of checkpoints or lanes.
+Owns `LoadSettings` and `Mode`. Knows nothing of checkpoints or lanes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from models import CPU_WEIGHT_KIND, WeightKind
+from runtime.draft_spec import DraftSpec, read_draft_specs
 from runtime.keywords import as_choice, check_names
 from scheduler import Verification, check_integer, check_number
 
 MAX_GAMMA = 15
 DEFAULT_MAX_GAMMA = 8
+MAX_LEAD = 32
+DEFAULT_MAX_LEAD = 8
 ADAPTIVE = "adaptive"
 
 
@@ -28,25 +31,14 @@ class Mode(StrEnum):
     """One token a step; drafts are not even loaded."""
     SEQUENTIAL = "sequential"
     """Propose, verify, commit, repeat."""
+    PIPELINED = "pipelined"
+    """Propose past a block while it is verified: draft and target work at the same time."""
 
-
-class DraftKind(StrEnum):
-    """Where proposals come from."""
-
-    NGRAM = "ngram"
-    EARLY_EXIT = "early-exit"
-    MODEL = "model"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftSpec:
-    """One draft source."""
-
-    kind: DraftKind
-    source: str | Path | None = None
-    """MODEL: a folder, a hub id or a GGUF file."""
-    num_layers: int | None = None
-    """EARLY_EXIT: how many of the target's layers; None takes about a fifth."""
+    @property
+    def served(self) -> tuple[Mode, ...]:
+        """The modes of requests that a runtime loaded as this one serves: itself and all simpler ones."""
+        modes = tuple(Mode)
+        return modes[: modes.index(self) + 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +60,17 @@ class LoadSettings:
     """Tokens proposed a round: a number, or `adaptive` by measured costs and acceptance."""
     max_gamma: int = DEFAULT_MAX_GAMMA
     """Upper limit of adaptive gamma."""
+    max_lead: int = DEFAULT_MAX_LEAD
+    """PIPELINED: most tokens drafted past a block while it is verified."""
+    num_awaited: int = 0
+    """PIPELINED: proposals that the target waits for where fewer are ready; 0 never waits for the draft."""
     weights: WeightKind = CPU_WEIGHT_KIND
     """How matrices are kept: float16 where the CPU has kernels for it (x86-64), else float32."""
     threads: int | None = None
-    """Intra-op threads of model work; None takes torch's own choice."""
+    """Intra-op threads of model work in all; None takes torch's own choice. In PIPELINED mode a draft model has one of
+    them and the target the others, at least one, so that the same number leaves the target another share than in other
+    modes. The last bits of its logits may differ between runtimes whose targets have different numbers of threads,
+    never between the modes of requests on one runtime."""
     context_length: int | None = None
     """Most tokens of prompt and output together; None takes the model's own, at most 8192."""
     warmup_tokens: int = 0
@@ -96,6 +95,8 @@ class LoadSettings:
                 "gamma", self.gamma, low=0, high=MAX_GAMMA, advice=f"or {ADAPTIVE!r} to choose by measurement"
             )
         check_integer("max_gamma", self.max_gamma, low=0, high=MAX_GAMMA, advice=f"{DEFAULT_MAX_GAMMA} is the default")
+        check_integer("max_lead", self.max_lead, low=1, high=MAX_LEAD, advice=f"{DEFAULT_MAX_LEAD} is the default")
+        check_integer("num_awaited", self.num_awaited, low=0, high=MAX_GAMMA, advice="0 never waits for the draft")
         if self.threads is not None:
             advice = "None takes torch's own choice"
             check_integer("threads", self.threads, low=1, high=max(64, 2 * (os.cpu_count() or 1)), advice=advice)
@@ -138,33 +139,9 @@ class LoadSettings:
         drafts: object = [self.draft] if isinstance(self.draft, (str, Path)) else self.draft
         if isinstance(drafts, (bytes, bytearray)) or not isinstance(drafts, Sequence):
             raise TypeError(f"draft must be a name, a path or a list of these, not {type(drafts).__name__}")
-        specs = tuple(spec for draft in drafts for spec in _draft_specs(draft, is_demo=self.target is None))
-        if sum(spec.kind is DraftKind.NGRAM for spec in specs) > 1:
+        specs = tuple(spec for draft in drafts for spec in read_draft_specs(draft, is_demo=self.target is None))
+        if sum(not spec.is_model for spec in specs) > 1:
             raise ValueError("draft names 'ngram' twice; once is enough")
-        if sum(spec.kind is not DraftKind.NGRAM for spec in specs) > 1:
+        if sum(spec.is_model for spec in specs) > 1:
             raise ValueError("draft may name one of early exit and a draft model, and 'ngram' beside it")
         return () if self.mode is Mode.PLAIN else specs
-
-
-def _draft_specs(draft: object, *, is_demo: bool) -> tuple[DraftSpec, ...]:
-    if isinstance(draft, Path):
-        return (DraftSpec(kind=DraftKind.MODEL, source=draft),)
-    if not isinstance(draft, str):
-        raise TypeError(f"draft must be a name, a path or a list of these, not {type(draft).__name__}")
-    if not draft:
-        raise ValueError("draft may not be empty; 'none' decodes without one")
-    if draft == "none":
-        return ()
-    if draft == "auto":
-        auto = (DraftSpec(kind=DraftKind.NGRAM),)
-        return (*auto, DraftSpec(kind=DraftKind.EARLY_EXIT)) if is_demo else auto
-    if draft == DraftKind.NGRAM:
-        return (DraftSpec(kind=DraftKind.NGRAM),)
-    name, _, count = draft.partition(":")
-    if name != DraftKind.EARLY_EXIT:
-        return (DraftSpec(kind=DraftKind.MODEL, source=draft),)
-    if not count:
-        return (DraftSpec(kind=DraftKind.EARLY_EXIT),)
-    if not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"draft {draft!r} must name a number of layers, as in 'early-exit:4'")
-    return (DraftSpec(kind=DraftKind.EARLY_EXIT, num_layers=int(count)),)

@@ -27,6 +27,13 @@ class Metrics:
     """Rounds without a proposal: ordinary decoding steps."""
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_discarded_draft_tokens: int = 0
+    """Tokens that a pipelined draft wrote past a block and that were thrown away without being part of one; those still
+    unsettled when a stop string or the caller ends the request are not counted."""
+    num_hits: int = 0
+    """Pipelined: blocks accepted as a whole whose next token was guessed right, so that drafting just went on."""
+    num_misses: int = 0
+    """Pipelined: guesses that were wrong, or stood behind a rejected token."""
     acceptance_histogram: tuple[int, ...] = ()
     """Entry a counts the speculative rounds that accepted exactly a tokens."""
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -40,6 +47,7 @@ class Metrics:
     total_ms: float = 0.0
     """From the request's turn to its last token."""
     draft_ms: float = 0.0
+    """Time of the draft; in a pipelined request most of it runs beside `verify_ms`."""
     verify_ms: float = 0.0
     acceptance_low: bool = False
     """Whether the runtime's rolling acceptance rate lies below its threshold."""
@@ -48,6 +56,12 @@ class Metrics:
     def draft_acceptance_rate(self) -> float | None:
         """Accepted share of the proposed tokens; None if nothing was proposed."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else None
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of right guesses for the token after a block; None if nothing was guessed."""
+        num_guesses = self.num_hits + self.num_misses
+        return self.num_hits / num_guesses if num_guesses else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
@@ -79,7 +93,7 @@ class Metrics:
             name: {"num_draft_tokens": proposed, "num_accepted_draft_tokens": accepted}
             for name, (proposed, accepted) in self.drafts.items()
         }
-        for name in ("draft_acceptance_rate", "mean_acceptance_length", "tpot_ms", "tokens_per_s"):
+        for name in ("draft_acceptance_rate", "mean_acceptance_length", "hit_rate", "tpot_ms", "tokens_per_s"):
             values[name] = getattr(self, name)
         return values
 
@@ -100,6 +114,9 @@ class MetricsRecorder:
         self._num_output_tokens = 0
         self._num_first_tokens = 0
         self._num_plain_steps = 0
+        self._num_discarded = 0
+        self._num_hits = 0
+        self._num_misses = 0
         self._draft_ms = 0.0
         self._verify_ms = 0.0
 
@@ -120,6 +137,9 @@ class MetricsRecorder:
         self._num_output_tokens += num_kept
         self._draft_ms += report.draft_ms
         self._verify_ms += report.verify_ms
+        self._num_discarded += report.num_discarded
+        self._num_hits += report.hit is True
+        self._num_misses += report.hit is False
         if report.num_proposed == 0:
             self._num_plain_steps += 1
             return
@@ -140,6 +160,9 @@ class MetricsRecorder:
             num_plain_steps=self._num_plain_steps,
             num_draft_tokens=sum(proposed for proposed, _ in self._drafts.values()),
             num_accepted_draft_tokens=sum(accepted for _, accepted in self._drafts.values()),
+            num_discarded_draft_tokens=self._num_discarded,
+            num_hits=self._num_hits,
+            num_misses=self._num_misses,
             acceptance_histogram=tuple(self._histogram),
             drafts=dict(self._drafts),
             num_first_tokens=self._num_first_tokens,

@@ -84,7 +84,7 @@ class GenerationOptions:
     verification: Verification | None = None
     """How proposals are judged; None is coupled with a seed or at temperature 0, else rejection."""
     mode: Mode | None = None
-    """How rounds are run; None is the runtime's own way. Any runtime can decode plainly."""
+    """How rounds are run; None is the runtime's own way. A runtime also serves all modes simpler than its own."""
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, low=1, advice="ask for at least one token")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from runtime.comparison import Comparison, ModeFigures
 from runtime.description import RuntimeDescription
+from runtime.load_settings import Mode
 from runtime.metrics import Metrics
 from runtime.options import GenerationOptions
 from runtime.result import GenerationResult
@@ -18,13 +19,16 @@ from scheduler import FinishReason, TokenLogprob, Verification
 
 _UNKNOWN = "–"
 _COLUMNS = ("mode", "tokens/s", "ms/token", "first token", "accepted", "tokens/round")
+_LOOKAHEAD_COLUMNS = ("hits", "discarded")
 
 
 def summary(result: GenerationResult, description: RuntimeDescription) -> str:
-    """One or two lines about a request."""
+    """One to three lines about a request."""
     lines = [_speed_line(result)]
     if description.draft:
         lines.append(_speculation_line(result.metrics))
+        if description.mode is Mode.PIPELINED:
+            lines.append(_lookahead_line(result.metrics))
     return "\n".join(lines)
 
 
@@ -53,18 +57,27 @@ def _speculation_line(metrics: Metrics) -> str:
     )
 
 
+def _lookahead_line(metrics: Metrics) -> str:
+    discarded = f"{_count(metrics.num_discarded_draft_tokens, 'draft token')} discarded"
+    if metrics.hit_rate is None:
+        return f"lookahead: no guess was made · {discarded}"
+    num_guesses = metrics.num_hits + metrics.num_misses
+    return f"lookahead: {metrics.num_hits} of {num_guesses} guesses hit ({metrics.hit_rate:.0%}) · {discarded}"
+
+
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def comparison_table(comparison: Comparison, options: GenerationOptions) -> str:
-    """Both modes in a row each, the ratio of their speeds, and whether they wrote the same."""
-    rows = [_COLUMNS, _row(comparison.plain), _row(comparison.speculative)]
-    speedup = "unknown, the outputs are too short" if comparison.speedup is None else f"{comparison.speedup:.2f}x"
+    """Each mode in a row, the ratios of their speeds, and whether they wrote the same."""
+    looks_ahead = any(figures.mode is Mode.PIPELINED for figures in comparison.modes)
+    rows = [_COLUMNS + _LOOKAHEAD_COLUMNS * looks_ahead]
+    rows += [_row(figures) + _lookahead_cells(figures) * looks_ahead for figures in comparison.modes]
     return "\n".join(
         [
             *_table(rows),
-            f"speed-up {speedup}; {_identity(comparison, options)}",
+            f"speed-up {_speedups(comparison)}; {_identity(comparison, options)}",
             f"medians of {comparison.num_repetitions} runs each, in turn; the prompt was in the cache",
         ]
     )
@@ -88,6 +101,18 @@ def _row(figures: ModeFigures) -> tuple[str, ...]:
         _number(figures.draft_acceptance_rate, ".0%"),
         _number(figures.mean_acceptance_length, ".2f"),
     )
+
+
+def _lookahead_cells(figures: ModeFigures) -> tuple[str, ...]:
+    return _number(figures.hit_rate, ".0%"), _number(figures.num_discarded_draft_tokens, ".0f")
+
+
+def _speedups(comparison: Comparison) -> str:
+    first, *others = comparison.modes
+    ratios = {figures.mode.value: comparison.speedup(figures) for figures in others}
+    if None in ratios.values():
+        return "unknown, the outputs are too short"
+    return f"over {first.mode.value}: " + ", ".join(f"{mode} {ratio:.2f}x" for mode, ratio in ratios.items())
 
 
 def _number(value: float | None, layout: str, unit: str = "") -> str:

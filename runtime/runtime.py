@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from models import Tokenizer
+from runtime.assembly import build_engine
 from runtime.description import RuntimeDescription
-from runtime.engine import Engine, build_engine
+from runtime.engine import Engine
 from runtime.errors import ContextLengthError, RuntimeClosedError, StreamClosedError
 from runtime.load_settings import LoadSettings, Mode
 from runtime.metrics import MetricsRecorder
@@ -81,15 +82,19 @@ class Runtime:
     def description(self) -> RuntimeDescription:
         """What is loaded and how it runs."""
         engine, settings = self._engine, self._settings
+        pipelined = settings.mode is Mode.PIPELINED
         return RuntimeDescription(
             target=engine.target.model.name,
             draft=engine.draft_names,
             mode=settings.mode,
             gamma=settings.gamma,
             max_gamma=settings.gamma_limit,
+            max_lead=settings.max_lead if pipelined else 0,
+            num_awaited=settings.num_awaited if pipelined else 0,
             warmup_tokens=settings.warmup_tokens,
             weights=engine.weights,
             threads=engine.num_threads,
+            draft_threads=engine.num_draft_threads,
             context_length=self.context_length,
             device=str(engine.target.model.device),
         )
@@ -142,10 +147,11 @@ class Runtime:
             options = {**options, "verification": self._settings.verification}
         checked = GenerationOptions.from_keywords(options)
         loaded = self._settings.mode
-        if checked.mode not in (None, Mode.PLAIN, loaded):
+        if checked.mode is not None and checked.mode not in loaded.served:
+            allowed = " or ".join(repr(mode.value) for mode in loaded.served)
             raise ValueError(
-                f"mode must be {Mode.PLAIN.value!r} on a runtime that was loaded as {loaded.value!r}, "
-                f"got {checked.mode.value!r}; load it with that mode, which can still decode plainly"
+                f"mode must be {allowed} on a runtime that was loaded as {loaded.value!r}, got {checked.mode.value!r}; "
+                f"load it with mode={checked.mode.value!r}, which serves {allowed} too"
             )
         return checked
 
@@ -168,7 +174,7 @@ class Runtime:
         self, request: DecodeRequest, options: GenerationOptions, recorder: MetricsRecorder
     ) -> AsyncGenerator[Chunk, None]:
         """The chunks of a request whose turn has come."""
-        loop = self._engine.plain_loop if options.mode is Mode.PLAIN else self._engine.loop
+        loop = self._engine.loop(options.mode or self._settings.mode)
         recorder.add_prefill(await loop.prefill(request))
         transcript = Transcript(self.tokenizer, options.stop, include_stop=options.include_stop_str_in_output)
         async with aclosing(loop.rounds(request)) as rounds:

@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -202,8 +203,36 @@ def test_a_comparison_shows_both_answers_and_a_table(command: Command) -> None:
     assert speculative == f"{text}\n--- comparison "
     lines = table.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["mode", "plain", "sequential"]
-    assert lines[3].endswith("the tokens are identical")
+    assert lines[3].startswith("speed-up over plain: sequential ")
+    assert lines[3].endswith("x; the tokens are identical")
     assert command.errors == ""
+
+
+def test_a_pipelined_comparison_shows_every_mode(command: Command) -> None:
+    text = command.json(*COMPARED[1:])["text"]
+    assert command.run(*COMPARED, "--mode", "pipelined") == 0
+    answers, table = command.output.split("--- comparison ---\n")
+    assert answers == "".join(f"--- {mode} ---\n{text}\n" for mode in ("plain", "sequential", "pipelined"))
+    lines = table.splitlines()
+    assert lines[0].split()[-2:] == ["hits", "discarded"]
+    assert [line.split()[0] for line in lines[1:4]] == ["plain", "sequential", "pipelined"]
+    assert [line.split()[-1] == "–" for line in lines[1:4]] == [True, True, False]
+    assert re.fullmatch(r"speed-up over plain: sequential \S+x, pipelined \S+x; the tokens are identical", lines[4]), (
+        lines[4]
+    )
+
+
+def test_a_pipelined_answer_tells_of_its_lookahead(command: Command) -> None:
+    arguments = (*COMPARED[1:], "--mode", "pipelined", "--max-lead", "3", "--num-awaited", "1")
+    assert command.run(*arguments) == 0
+    assert [line.partition(":")[0] for line in command.errors.splitlines()[1:]] == ["speculation", "lookahead"]
+    record = command.json(*arguments)
+    settings, metrics = record["settings"], record["metrics"]
+    assert (settings["mode"], settings["max_lead"], settings["num_awaited"]) == ("pipelined", 3, 1)
+    assert (settings["threads"], settings["draft_threads"]) == (2, 1), "one thread is the least for each of the two"
+    assert metrics["num_hits"] + metrics["num_misses"] > 0
+    assert metrics["hit_rate"] == metrics["num_hits"] / (metrics["num_hits"] + metrics["num_misses"])
+    assert metrics["num_discarded_draft_tokens"] >= metrics["num_misses"]
 
 
 @pytest.mark.parametrize("sampling", [[], ["--temperature", "1", "--seed", "3"]])
@@ -212,11 +241,11 @@ def test_a_comparison_in_json(command: Command, sampling: list[str]) -> None:
     comparison = record["comparison"]
     assert comparison["identical"] is True
     assert comparison["num_repetitions"] >= 3
-    assert comparison["plain"]["draft_acceptance_rate"] is None
-    assert 0 < comparison["speculative"]["draft_acceptance_rate"] <= 1
-    assert comparison["speedup"] == pytest.approx(
-        comparison["speculative"]["tokens_per_s"] / comparison["plain"]["tokens_per_s"]
-    )
+    assert [*comparison["modes"]] == ["plain", "sequential"]
+    plain, sequential = comparison["modes"].values()
+    assert plain["draft_acceptance_rate"] is None
+    assert 0 < sequential["draft_acceptance_rate"] <= 1
+    assert sequential["speedup"] == pytest.approx(sequential["tokens_per_s"] / plain["tokens_per_s"])
     assert record["metrics"]["num_draft_tokens"] > 0
     assert record["settings"]["mode"] == "sequential"
 
@@ -331,7 +360,7 @@ def test_a_draft_with_other_ids_is_one_line(command: Command, tmp_path: Path) ->
 
 def test_no_room_for_the_caches_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     little = AvailableMemory(num_bytes=10_000, reason="as the test says")
-    monkeypatch.setattr("runtime.engine.available_memory", lambda: little)
+    monkeypatch.setattr("runtime.assembly.available_memory", lambda: little)
     assert command.run(PROMPT) == 1
     (line,) = command.errors.splitlines()
     assert line.startswith("error: ")

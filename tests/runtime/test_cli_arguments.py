@@ -35,7 +35,8 @@ def test_a_prompt_alone_leaves_every_default_to_the_settings() -> None:
 
 def test_every_option_reaches_its_setting() -> None:
     line = (
-        "--target big --draft ngram --draft small --mode sequential --gamma 3 --max-gamma 5 --warmup-tokens 2 "
+        "--target big --draft ngram --draft small --mode pipelined --gamma 3 --max-gamma 5 --warmup-tokens 2 "
+        "--max-lead 6 --num-awaited 1 "
         "--weights int8 --threads 1 --context-length 99 --max-tokens 7 --min-tokens 2 --temperature 0.5 --top-p 0.9 "
         "--top-k 4 --min-p 0.1 --seed 11 --verification rejection --stop one --stop two --ignore-eos "
         "--repetition-penalty 1.1 --presence-penalty -0.5 --frequency-penalty 0.2 --logprobs 3 "
@@ -45,9 +46,11 @@ def test_every_option_reaches_its_setting() -> None:
     assert arguments.load == {
         "target": "big",
         "draft": ["ngram", "small"],
-        "mode": "sequential",
+        "mode": "pipelined",
         "gamma": 3,
         "max_gamma": 5,
+        "max_lead": 6,
+        "num_awaited": 1,
         "warmup_tokens": 2,
         "weights": "int8",
         "threads": 1,
@@ -82,7 +85,7 @@ def test_one_draft_is_no_list() -> None:
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        (LoadSettings, ["draft", "mode", "gamma", "max_gamma", "warmup_tokens", "weights"]),
+        (LoadSettings, ["draft", "mode", "gamma", "max_gamma", "max_lead", "num_awaited", "warmup_tokens", "weights"]),
         (
             GenerationOptions,
             [
@@ -121,7 +124,11 @@ def test_help_tells_the_defaults_of_the_settings(
         ("--temperature -1 x", r"temperature must lie in \[0, 10000\], got -1.0"),
         ("--temperature nan x", r"temperature must lie in \[0, 10000\], got nan"),
         ("--top-p 0 x", r"top_p must lie in \(0, 1\], got 0.0"),
-        ("--mode fast x", r"--mode: invalid choice: 'fast' \(choose from '?plain'?, '?sequential'?\)"),
+        ("--mode fast x", r"--mode: invalid choice: 'fast' \(choose from '?plain'?, '?sequential'?, '?pipelined'?\)"),
+        ("--mode pipelined --max-lead 0 x", r"max_lead must be between 1 and 32, got 0"),
+        ("--mode pipelined --num-awaited 16 x", r"num_awaited must be between 0 and 15, got 16"),
+        ("--max-lead 4 x", r"--max-lead has no meaning in sequential mode; add '--mode pipelined'"),
+        ("--mode plain --num-awaited 0 x", r"--num-awaited has no meaning in plain mode; add '--mode pipelined'"),
         ("--weights int4 x", r"--weights: invalid choice: 'int4'"),
         ("--verification guess x", r"--verification: invalid choice: 'guess'"),
         ("--draft early-exit:0 x", r"draft 'early-exit:0' must name a number of layers"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime import DraftKind, DraftSpec, LoadSettings, Mode, Verification
-from runtime.load_settings import DEFAULT_MAX_GAMMA, MAX_GAMMA
+from runtime.load_settings import DEFAULT_MAX_GAMMA, MAX_GAMMA, MAX_LEAD
 
 
 def from_keywords(**keywords: Any) -> LoadSettings:
@@ -67,6 +67,18 @@ def test_gamma_is_fixed_or_limited(keywords: dict[str, Any], fixed: int | None, 
     assert (settings.fixed_gamma, settings.gamma_limit) == (fixed, limit)
 
 
+def test_a_runtime_serves_its_mode_and_all_simpler_ones() -> None:
+    assert Mode.PLAIN.served == (Mode.PLAIN,)
+    assert Mode.SEQUENTIAL.served == (Mode.PLAIN, Mode.SEQUENTIAL)
+    assert Mode.PIPELINED.served == (Mode.PLAIN, Mode.SEQUENTIAL, Mode.PIPELINED)
+
+
+def test_limits_of_lookahead_are_allowed() -> None:
+    settings = from_keywords(mode="pipelined", max_lead=MAX_LEAD, num_awaited=MAX_GAMMA)
+    assert (settings.max_lead, settings.num_awaited) == (MAX_LEAD, MAX_GAMMA)
+    assert (from_keywords(max_lead=1).max_lead, from_keywords(num_awaited=0).num_awaited) == (1, 0)
+
+
 def test_names_stand_for_modes_weights_and_rules() -> None:
     settings = from_keywords(mode="plain", weights="int8", verification="rejection")
     assert (settings.mode, settings.weights.value, settings.verification) == (
@@ -82,6 +94,8 @@ WRONG_TYPES: dict[str, tuple[object, ...]] = {
     "mode": (1, None, True),
     "gamma": (1.5, True, None, [4]),
     "max_gamma": (1.5, True, None, "8"),
+    "max_lead": (1.5, True, None, "8"),
+    "num_awaited": (1.5, True, None, "8"),
     "weights": (8, None),
     "threads": (1.5, True, "2"),
     "context_length": (1.5, True, "2"),
@@ -94,6 +108,8 @@ WRONG_VALUES: dict[str, tuple[object, ...]] = {
     "mode": ("fast", ""),
     "gamma": (-1, MAX_GAMMA + 1, "many", ""),
     "max_gamma": (-1, MAX_GAMMA + 1),
+    "max_lead": (0, MAX_LEAD + 1),
+    "num_awaited": (-1, MAX_GAMMA + 1),
     "weights": ("int4", ""),
     "threads": (0, -1, 100_000),
     "context_length": (1, 0, -5),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def spec_round(num_proposed: int, num_accepted: int, *, source: int = 0) -> RoundReport:
+def spec_round(num_proposed: int, num_accepted: int, *, source: int = 0, **changes: Any) -> RoundReport:
     return RoundReport(
         token_ids=(7,) * (num_accepted + 1),
         num_proposed=num_proposed,
@@ -39,6 +40,7 @@ def spec_round(num_proposed: int, num_accepted: int, *, source: int = 0) -> Roun
         source=source,
         draft_ms=2.0,
         verify_ms=5.0,
+        **changes,
     )
 
 
@@ -81,6 +83,27 @@ def test_a_request_by_hand(clock: Clock) -> None:
     assert metrics.tokens_per_s == pytest.approx(7 / 1.5)
 
 
+def test_hits_misses_and_what_was_thrown_away(clock: Clock) -> None:
+    recorder = MetricsRecorder(("small",))
+    recorder.start()
+    for report in (
+        spec_round(4, 4, hit=True),
+        spec_round(4, 1, hit=False, num_discarded=5),
+        spec_round(4, 4, hit=False, num_discarded=2),
+        spec_round(4, 4),
+        # A guess after no block at all: nothing but the target's own token was verified.
+        RoundReport(token_ids=(7,), hit=True),
+        RoundReport(token_ids=(7,), num_discarded=1),
+    ):
+        recorder.add_round(report, len(report.token_ids))
+    metrics = recorder.snapshot()
+    assert (metrics.num_hits, metrics.num_misses, metrics.num_discarded_draft_tokens) == (2, 2, 8)
+    assert metrics.hit_rate == 0.5
+    assert (metrics.num_spec_steps, metrics.num_plain_steps) == (4, 2)
+    assert metrics.num_draft_tokens == 16, "guesses and lookahead are counted apart"
+    assert metrics.as_dict()["hit_rate"] == 0.5
+
+
 def test_a_round_that_a_stop_cut_counts_what_was_kept(clock: Clock) -> None:
     recorder = MetricsRecorder(("ngram",))
     recorder.start()
@@ -98,6 +121,7 @@ def test_what_did_not_happen_is_none_and_not_zero() -> None:
         assert metrics.tokens_per_s is None
         assert metrics.draft_acceptance_rate is None
         assert metrics.mean_acceptance_length is None
+        assert metrics.hit_rate is None
         assert metrics.acceptance_histogram == ()
 
 

@@ -26,9 +26,12 @@ DESCRIPTION = RuntimeDescription(
     mode=Mode.SEQUENTIAL,
     gamma="adaptive",
     max_gamma=8,
+    max_lead=0,
+    num_awaited=0,
     warmup_tokens=0,
     weights=WeightKind.FLOAT16,
     threads=2,
+    draft_threads=0,
     context_length=512,
     device="cpu",
 )
@@ -57,6 +60,24 @@ def test_the_summary_names_speed_and_acceptance() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("figures", "line"),
+    [
+        (
+            {"num_hits": 3, "num_misses": 1, "num_discarded_draft_tokens": 7},
+            "lookahead: 3 of 4 guesses hit (75%) · 7 draft tokens discarded",
+        ),
+        ({"num_discarded_draft_tokens": 1}, "lookahead: no guess was made · 1 draft token discarded"),
+    ],
+)
+def test_the_summary_of_a_pipelined_runtime_tells_of_the_lookahead(figures: dict[str, int], line: str) -> None:
+    pipelined = dataclasses.replace(DESCRIPTION, mode=Mode.PIPELINED, max_lead=8, draft_threads=1)
+    result = dataclasses.replace(RESULT, metrics=dataclasses.replace(RESULT.metrics, **figures))
+    assert summary(result, pipelined).splitlines() == [*summary(RESULT, DESCRIPTION).splitlines(), line]
+    without_draft = dataclasses.replace(pipelined, draft=())
+    assert len(summary(result, without_draft).splitlines()) == 1
+
+
 def test_a_summary_without_drafts_is_one_line() -> None:
     plain = dataclasses.replace(DESCRIPTION, draft=())
     assert summary(RESULT, plain).splitlines() == summary(RESULT, DESCRIPTION).splitlines()[:1]
@@ -81,11 +102,15 @@ def test_the_json_object_is_one_line_with_everything() -> None:
     assert record["finish_reason"] == "stop"
     assert record["metrics"]["draft_acceptance_rate"] == pytest.approx(0.375)
     assert record["metrics"]["tokens_per_s"] == pytest.approx(50.0)
+    assert record["metrics"]["hit_rate"] is None
     expected = {
         "target": "big",
         "draft": ["ngram", "small"],
         "mode": "sequential",
         "gamma": "adaptive",
+        "max_lead": 0,
+        "num_awaited": 0,
+        "draft_threads": 0,
         "verification": "coupled",
         "weights": "float16",
         "threads": 2,

@@ -91,6 +91,8 @@ async def test_a_long_prompt_is_read_plainly_as_well(checkpoint: Path, runtime: 
 async def test_a_runtime_without_drafts_cannot_speculate(plain_runtime: Runtime) -> None:
     with pytest.raises(ValueError, match=r"mode must be 'plain' on a runtime that was loaded as 'plain', got 'seq"):
         await plain_runtime.generate("x", mode="sequential")
+    with pytest.raises(ValueError, match=r"got 'pipelined'; load it with mode='pipelined', which serves 'plain' too"):
+        await plain_runtime.generate("x", mode="pipelined")
     with pytest.raises(ValueError, match=r"mode must be 'plain'"):
         plain_runtime.stream("x", mode=Mode.SEQUENTIAL)
     assert (await plain_runtime.generate("x", max_tokens=1, mode="plain")).metrics.num_output_tokens == 1
@@ -99,8 +101,8 @@ async def test_a_runtime_without_drafts_cannot_speculate(plain_runtime: Runtime)
 @pytest.mark.parametrize(
     ("mode", "error", "message"),
     [
-        ("fast", ValueError, r"mode must be one of 'plain', 'sequential', got 'fast'"),
-        (1, TypeError, r"mode must be one of 'plain', 'sequential', not int"),
+        ("fast", ValueError, r"mode must be one of 'plain', 'sequential', 'pipelined', got 'fast'"),
+        (1, TypeError, r"mode must be one of 'plain', 'sequential', 'pipelined', not int"),
     ],
 )
 async def test_no_other_mode_is_known(runtime: Runtime, mode: object, error: type[Exception], message: str) -> None:
@@ -120,9 +122,12 @@ async def test_the_description_tells_what_was_loaded(runtime: Runtime, plain_run
         "mode": "sequential",
         "gamma": 4,
         "max_gamma": 4,
+        "max_lead": 0,
+        "num_awaited": 0,
         "warmup_tokens": 0,
         "weights": "float32",
         "threads": 1,
+        "draft_threads": 0,
         "context_length": 256,
         "device": "cpu",
     }

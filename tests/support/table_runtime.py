@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models import CausalModel, WeightKind
 from models.tokenizer import Tokenizer
-from runtime import GenerationResult, LoadSettings, Runtime
-from runtime.engine import Engine
+from runtime import GenerationResult, LoadSettings, Mode, Runtime
+from runtime.engine import Engine, decoding_loops
+from runtime.load_settings import ADAPTIVE
 from scheduler import (
     AdaptiveGamma,
     BlockCosts,
@@ -18,7 +20,6 @@ from scheduler import (
     ModelProposer,
     NgramProposer,
     Proposer,
-    SequentialLoop,
     ThreadStream,
 )
 from tests.support.table_model import TableModel
@@ -35,6 +36,9 @@ class Rig:
 
     runtime: Runtime
     stream: ThreadStream
+    """The target's."""
+    draft_stream: ThreadStream
+    """In pipelined mode one of its own, else the target's."""
     target: WatchedModel
     draft: WatchedModel | None
 
@@ -44,8 +48,13 @@ class Rig:
         return self.target.num_calls + (self.draft.num_calls if self.draft else 0)
 
     async def drained(self) -> None:
-        """Wait until everything launched so far has run."""
-        await self.stream.record()
+        """Wait until everything launched so far has run, whatever came of it."""
+        await asyncio.gather(self.draft_stream.record(), self.stream.record(), return_exceptions=True)
+
+    def close_streams(self) -> None:
+        """End the workers without an event loop."""
+        self.stream.close()
+        self.draft_stream.close()
 
 
 def table_target(**changes: object) -> TableModel:
@@ -66,17 +75,20 @@ def build_rig(
     target: CausalModel | None = None,
     draft: CausalModel | None = None,
     *,
+    mode: Mode = Mode.SEQUENTIAL,
     gamma: int | None = 4,
     with_ngram: bool = False,
     capacity: int | None = None,
     tokenizer: Tokenizer | None = None,
     warmup_tokens: int = 0,
     acceptance_threshold: float = 0.0,
+    **settings: int,
 ) -> Rig:
-    """A runtime on one worker thread; gamma None adapts. Made inside or outside of a loop."""
+    """A runtime on one worker thread, or two if pipelined; gamma None adapts. Made inside or outside of a loop."""
     watched_target = WatchedModel(table_target() if target is None else target)
     watched_draft = None if draft is None else WatchedModel(draft)
     stream = ThreadStream("target")
+    draft_stream = ThreadStream("draft") if mode is Mode.PIPELINED else stream
     lane = Lane("target", watched_target, stream, capacity=capacity or watched_target.context_length)
     proposers: list[Proposer] = []
 
@@ -89,21 +101,36 @@ def build_rig(
     if with_ngram:
         proposers.append(NgramProposer(policy))
     if watched_draft is not None:
-        draft_lane = Lane("draft", watched_draft, stream, capacity=min(lane.capacity, watched_draft.context_length))
+        draft_lane = Lane(
+            "draft", watched_draft, draft_stream, capacity=min(lane.capacity, watched_draft.context_length)
+        )
         proposers.append(ModelProposer(draft_lane, policy()))
-    loop = SequentialLoop(lane, stream, proposers, max_gamma=8 if gamma is None else gamma, warmup_tokens=warmup_tokens)
+    loaded = LoadSettings(
+        target="table",
+        mode=mode,
+        gamma=ADAPTIVE if gamma is None else gamma,
+        warmup_tokens=warmup_tokens,
+        acceptance_threshold=acceptance_threshold,
+        **settings,  # type: ignore[arg-type]  # the caller names real fields
+    )
     engine = Engine(
         tokenizer=tokenizer or tiny_tokenizer(),
         target=lane,
+        draft_stream=draft_stream,
+        proposers=tuple(proposers),
+        model_sources=frozenset() if watched_draft is None else frozenset({len(proposers) - 1}),
         weights=WeightKind.FLOAT32,
         num_threads=1,
-        loop=loop,
-        draft_names=tuple(proposer.name for proposer in proposers),
-        model_sources=frozenset() if watched_draft is None else frozenset({len(proposers) - 1}),
-        streams=(stream,),
+        num_draft_threads=0,
+        loops=decoding_loops(loaded, lane, draft_stream, proposers),
     )
-    settings = LoadSettings(target="table", acceptance_threshold=acceptance_threshold)
-    return Rig(runtime=Runtime(engine, settings), stream=stream, target=watched_target, draft=watched_draft)
+    return Rig(
+        runtime=Runtime(engine, loaded),
+        stream=stream,
+        draft_stream=draft_stream,
+        target=watched_target,
+        draft=watched_draft,
+    )
 
 
 def greedy_ids(model: TableModel, prompt_ids: Sequence[int], num_tokens: int) -> tuple[int, ...]:
