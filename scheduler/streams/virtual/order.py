@@ -16,8 +16,8 @@ from scheduler.streams.virtual.operations import VirtualEvent
 
 _BURSTS = ((0,), (0, 0, 0, 1, 1, 2), (0, 1, 2, 3, 5, 8), (sys.maxsize,))
 """For each degree of zeal: how many steps the device may take at a host call."""
-_STEPS_PER_FAVOURITE = 8
-_CALLS_PER_ZEAL = 12
+_STEPS_PER_FAVOURITE = 12
+_CALLS_PER_ZEAL = 30
 
 
 class Order(Protocol):
