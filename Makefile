@@ -5,6 +5,7 @@
 #   VENV         folder of the environment (default: .venv)
 #   TORCH        what pip installs where the environment has no torch yet (default: torch==2.13.0)
 #   PROMPT       what `make demo` asks
+#   WORKERS      processes that run the tests (default: 2)
 #   PYTEST_ARGS  more arguments for pytest; BENCH_ARGS likewise for the benchmark
 
 VENV ?= .venv
@@ -12,6 +13,7 @@ TORCH ?= torch==2.13.0
 PROMPT ?= Turn this list into a numbered list, and keep every word: check the oil and the tyres; fill up the tank and \
 	clean the windows; pack the tent, the stove and the sleeping bags; put the map and the passports into the glove box; \
 	lock the front door and give the key to the neighbour.
+WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
@@ -59,7 +61,7 @@ demo: weights ## Answer a prompt with and without speculation, streamed, and com
 
 test: weights ## Run every test
 	$(SAY) "Tests"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 bench: weights ## Measure against transformers on this machine
 	$(SAY) "Benchmark"
