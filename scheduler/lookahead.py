@@ -19,13 +19,14 @@ from scheduler.streams.lineage import Generation
 class Lookahead:
     """Pieces of one request, oldest first."""
 
-    def __init__(self, generation: Generation, *, max_lead: int, num_awaited: int, behind: bool) -> None:
+    def __init__(self, generation: Generation, *, max_lead: int, num_awaited: int | None, behind: bool) -> None:
         """Start without pieces.
 
         Args:
             generation: of the pieces that are launched now; the loop begins a new one behind each verdict.
             max_lead: most tokens drafted past a block.
-            num_awaited: proposals that a block waits for where fewer are ready; 0 verifies what there is, even nothing.
+            num_awaited: proposals that a block waits for where fewer are ready; 0 verifies what there is, even nothing,
+                None waits for as many as are worth verifying at once.
             behind: whether the draft has much to read before it can propose.
         """
         self.generation = generation
@@ -156,8 +157,8 @@ class Lookahead:
 
     def _block_size(self, room: int) -> int:
         """Tokens of the next block, as far as it can be known."""
-        num_wanted = 0 if self._behind else self._num_awaited
-        return min(room, max(min(self._num_ready, self._gamma), num_wanted))
+        num_awaited = self._gamma if self._num_awaited is None else self._num_awaited
+        return min(room, max(min(self._num_ready, self._gamma), 0 if self._behind else num_awaited))
 
     def _guesses(self, room: int, start: int) -> tuple[Piece, ...]:
         """The pieces to look for a guess in, up to the first step; none where the ready ones hold it."""

@@ -50,7 +50,7 @@ class PipelinedLoop:
         *,
         max_gamma: int = 8,
         max_lead: int = 8,
-        num_awaited: int = 0,
+        num_awaited: int | None = None,
         warmup_tokens: int = 0,
     ) -> None:
         """Bind the lanes.
@@ -61,11 +61,14 @@ class PipelinedLoop:
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of one block.
             max_lead: most tokens drafted past a block while it is verified.
-            num_awaited: proposals that the target waits for where fewer are ready; 0 verifies what there is.
+            num_awaited: proposals that the target waits for where fewer are ready; 0 verifies what there is. None waits for
+                as many as the source thinks worth a block, as a sequential round does: what was drafted ahead then
+                comes on top, and nothing is lost where it seldom helps.
             warmup_tokens: output tokens of each request that are decoded plainly.
         """
         check_integer("max_lead", max_lead, low=1, advice="8 is a good start; without lookahead use SequentialLoop")
-        check_integer("num_awaited", num_awaited, low=0, advice="0 never waits for the draft")
+        if num_awaited is not None:
+            check_integer("num_awaited", num_awaited, low=0, advice="0 never waits for the draft")
         self._verifier = Verifier(target, max_gamma=max_gamma, warmup_tokens=warmup_tokens)
         self._drafter = Drafter(draft_stream, proposers, max_gamma=self._verifier.max_gamma, max_lead=max_lead)
         self._max_lead = max_lead
