@@ -61,8 +61,8 @@ class PipelinedLoop:
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of one block.
             max_lead: most tokens drafted past a block while it is verified.
-            num_awaited: proposals that the target waits for where fewer are ready; 0 verifies what there is. None waits for
-                as many as the source thinks worth a block, as a sequential round does: what was drafted ahead then
+            num_awaited: proposals that the target waits for where fewer are ready; 0 verifies what there is. None waits
+                for as many as the source thinks worth a block, as a sequential round does: what was drafted ahead then
                 comes on top, and nothing is lost where it seldom helps.
             warmup_tokens: output tokens of each request that are decoded plainly.
         """
