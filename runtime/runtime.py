@@ -151,7 +151,7 @@ class Runtime:
             allowed = " or ".join(repr(mode.value) for mode in loaded.served)
             raise ValueError(
                 f"mode must be {allowed} on a runtime that was loaded as {loaded.value!r}, got {checked.mode.value!r}; "
-                f"load it with mode={checked.mode.value!r}, which serves {allowed} too"
+                f"load it with mode={checked.mode.value!r}, which serves simpler ones too"
             )
         return checked
 

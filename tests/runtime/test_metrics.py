@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime import Chunk, Metrics
+from runtime import Chunk, Metrics, Mode
 from runtime.metrics import MetricsRecorder
 from scheduler import PrefillReport, RoundReport
 from tests.support.table_runtime import build_rig, similar_draft, table_target
@@ -138,9 +138,11 @@ def test_json_has_every_field_and_figure() -> None:
 @pytest.mark.parametrize("gamma", [0, 1, 4, None])
 @pytest.mark.parametrize("with_ngram", [False, True])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0}])
-async def test_counts_agree_with_the_chunks(gamma: int | None, with_ngram: bool, sampling: dict[str, float]) -> None:
+async def test_counts_agree_with_the_chunks(
+    gamma: int | None, with_ngram: bool, sampling: dict[str, float], mode: Mode
+) -> None:
     target = table_target()
-    rig = build_rig(target, similar_draft(target), gamma=gamma, with_ngram=with_ngram)
+    rig = build_rig(target, similar_draft(target), mode=mode, gamma=gamma, with_ngram=with_ngram, num_awaited=1)
     async with (
         rig.runtime,
         rig.runtime.stream(PROMPT, max_tokens=90, ignore_eos=True, **sampling) as stream,  # type: ignore[arg-type]  # real options
@@ -159,14 +161,23 @@ async def test_counts_agree_with_the_chunks(gamma: int | None, with_ngram: bool,
     assert metrics.num_first_tokens == len(chunks[0].token_ids)
     assert metrics.num_prompt_tokens == len(PROMPT)
     assert (metrics.num_draft_tokens == 0) == (gamma == 0)
+    assert (metrics.num_hits + metrics.num_misses == 0) == (mode is Mode.SEQUENTIAL or gamma == 0)
+    # A wrong guess is thrown away, and a hit leads to no more than one block.
+    assert metrics.num_discarded_draft_tokens >= metrics.num_misses
+    assert metrics.num_hits <= len(chunks)
     assert metrics.ttft_ms is not None
     assert 0 < metrics.ttft_ms <= metrics.total_ms
-    assert metrics.draft_ms + metrics.verify_ms <= metrics.total_ms
+    if mode is Mode.SEQUENTIAL:
+        assert metrics.draft_ms + metrics.verify_ms <= metrics.total_ms
+        assert metrics.num_discarded_draft_tokens == 0
+    assert max(metrics.draft_ms, metrics.verify_ms) <= metrics.total_ms
 
 
-async def test_the_rolling_rate_warns_once_and_shows_in_metrics(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_rolling_rate_warns_once_and_shows_in_metrics(caplog: pytest.LogCaptureFixture, mode: Mode) -> None:
     target = table_target()
-    rig = build_rig(target, table_target(seed=77, name="stranger"), gamma=4, acceptance_threshold=0.4)
+    rig = build_rig(
+        target, table_target(seed=77, name="stranger"), mode=mode, gamma=4, num_awaited=2, acceptance_threshold=0.4
+    )
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         async with rig.runtime:
             assert rig.runtime.acceptance_rate is None

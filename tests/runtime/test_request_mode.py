@@ -19,11 +19,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("checkpoint") / "tiny.gguf")
 
 
+async def load(checkpoint: Path, mode: Mode) -> Runtime:
+    drafts = ["ngram", "early-exit:1"]
+    return await Runtime.load(checkpoint, mode=mode, draft=drafts, gamma=4, num_awaited=1, threads=1, weights="float32")
+
+
 @pytest.fixture
-async def runtime(checkpoint: Path) -> AsyncIterator[Runtime]:
-    async with await Runtime.load(
-        checkpoint, draft=["ngram", "early-exit:1"], gamma=4, threads=1, weights="float32"
-    ) as loaded:
+async def runtime(checkpoint: Path, mode: Mode) -> AsyncIterator[Runtime]:
+    """Once loaded as sequential, once as pipelined."""
+    async with await load(checkpoint, mode) as loaded:
         yield loaded
 
 
@@ -60,13 +64,17 @@ async def test_modes_in_any_order_leave_nothing_behind(
     runtime: Runtime, plain_runtime: Runtime, temperature: float
 ) -> None:
     """Drafts that a plain request left behind catch up; what they held of other texts is never used."""
-    modes: list[Mode | None] = [Mode.PLAIN, None, Mode.PLAIN, Mode.SEQUENTIAL, None, Mode.PLAIN, None]
+    loaded = runtime.settings.mode
+    modes: list[Mode | None] = [Mode.PLAIN, None, Mode.PLAIN, Mode.SEQUENTIAL, loaded, Mode.SEQUENTIAL, Mode.PLAIN]
+    modes += [None, Mode.SEQUENTIAL, None]
     for index, mode in enumerate(modes):
         prompt = PROMPTS[index % len(PROMPTS)]
         options = {"max_tokens": 25, "temperature": temperature, "seed": index, "ignore_eos": True}
         result = await runtime.generate(prompt, mode=mode, **options)
         assert result.token_ids == (await plain_runtime.generate(prompt, **options)).token_ids
         assert (result.metrics.num_draft_tokens == 0) is (mode is Mode.PLAIN)
+        guessed = result.metrics.num_hits + result.metrics.num_misses > 0
+        assert guessed is ((mode or loaded) is Mode.PIPELINED)
 
 
 async def test_a_plain_request_can_be_left_early_and_followed_by_any_other(
@@ -80,7 +88,7 @@ async def test_a_plain_request_can_be_left_early_and_followed_by_any_other(
 
 
 async def test_a_long_prompt_is_read_plainly_as_well(checkpoint: Path, runtime: Runtime) -> None:
-    """Both loops leave another share of the prompt to the first round."""
+    """Plain and speculative loops leave another share of the prompt to the first round."""
     for length in (14, 15, 16, 17, 31, 32, 33, 100):
         prompt = [3 + position % 250 for position in range(length)]
         plain = await runtime.generate(prompt, max_tokens=5, ignore_eos=True, mode="plain")
@@ -91,23 +99,33 @@ async def test_a_long_prompt_is_read_plainly_as_well(checkpoint: Path, runtime: 
 async def test_a_runtime_without_drafts_cannot_speculate(plain_runtime: Runtime) -> None:
     with pytest.raises(ValueError, match=r"mode must be 'plain' on a runtime that was loaded as 'plain', got 'seq"):
         await plain_runtime.generate("x", mode="sequential")
-    with pytest.raises(ValueError, match=r"got 'pipelined'; load it with mode='pipelined', which serves 'plain' too"):
+    with pytest.raises(ValueError, match=r"got 'pipelined'; load it with mode='pipelined', which"):
         await plain_runtime.generate("x", mode="pipelined")
     with pytest.raises(ValueError, match=r"mode must be 'plain'"):
         plain_runtime.stream("x", mode=Mode.SEQUENTIAL)
     assert (await plain_runtime.generate("x", max_tokens=1, mode="plain")).metrics.num_output_tokens == 1
 
 
+async def test_a_sequential_runtime_has_no_second_worker_to_pipeline_on(checkpoint: Path) -> None:
+    async with await load(checkpoint, Mode.SEQUENTIAL) as sequential:
+        with pytest.raises(
+            ValueError,
+            match=r"mode must be 'plain' or 'sequential' on a runtime that was loaded as 'sequential', "
+            r"got 'pipelined'; load it with mode='pipelined', which serves simpler ones too",
+        ):
+            await sequential.generate("x", mode="pipelined")
+
+
 @pytest.mark.parametrize(
-    ("mode", "error", "message"),
+    ("name", "error", "message"),
     [
         ("fast", ValueError, r"mode must be one of 'plain', 'sequential', 'pipelined', got 'fast'"),
         (1, TypeError, r"mode must be one of 'plain', 'sequential', 'pipelined', not int"),
     ],
 )
-async def test_no_other_mode_is_known(runtime: Runtime, mode: object, error: type[Exception], message: str) -> None:
+async def test_no_other_mode_is_known(runtime: Runtime, name: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        await runtime.generate("x", mode=mode)  # type: ignore[arg-type]  # wrong on purpose
+        await runtime.generate("x", mode=name)  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_options_take_modes_only() -> None:
@@ -115,19 +133,20 @@ def test_options_take_modes_only() -> None:
         GenerationOptions(mode="fast")  # type: ignore[arg-type]  # wrong on purpose
 
 
-async def test_the_description_tells_what_was_loaded(runtime: Runtime, plain_runtime: Runtime) -> None:
+async def test_the_description_tells_what_was_loaded(runtime: Runtime, plain_runtime: Runtime, mode: Mode) -> None:
+    pipelined = mode is Mode.PIPELINED
     assert runtime.description.as_dict() == {
         "target": "tiny",
         "draft": ("ngram", "tiny (first 1 layers)"),
-        "mode": "sequential",
+        "mode": mode.value,
         "gamma": 4,
         "max_gamma": 4,
-        "max_lead": 0,
-        "num_awaited": 0,
+        "max_lead": 8 if pipelined else 0,
+        "num_awaited": 1 if pipelined else 0,
         "warmup_tokens": 0,
         "weights": "float32",
-        "threads": 1,
-        "draft_threads": 0,
+        "threads": 2 if pipelined else 1,
+        "draft_threads": 1 if pipelined else 0,
         "context_length": 256,
         "device": "cpu",
     }
@@ -137,7 +156,24 @@ async def test_the_description_tells_what_was_loaded(runtime: Runtime, plain_run
 
 async def test_the_description_tells_the_threads_that_were_chosen(checkpoint: Path) -> None:
     async with await Runtime.load(checkpoint, threads=3) as runtime:
-        assert runtime.description.threads == 3
+        assert (runtime.description.threads, runtime.description.draft_threads) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("draft", "threads", "expected"),
+    [
+        ("early-exit:1", 3, (3, 1)),
+        ("early-exit:1", 1, (2, 1)),  # one is the least for each
+        ("ngram", 3, (3, 0)),  # looking something up takes no thread from the target
+        ("none", 2, (2, 0)),
+    ],
+)
+async def test_a_draft_model_beside_the_target_has_a_thread_of_all(
+    checkpoint: Path, draft: str, threads: int, expected: tuple[int, int]
+) -> None:
+    async with await Runtime.load(checkpoint, draft=draft, mode="pipelined", threads=threads) as runtime:
+        description = runtime.description
+        assert (description.threads, description.draft_threads) == expected
 
 
 def test_resolved_options_leave_nothing_open() -> None:

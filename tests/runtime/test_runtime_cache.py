@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from runtime import ContextLengthError, FinishReason, GenerationResult
+from runtime import ContextLengthError, FinishReason, GenerationResult, Mode
 from tests.support.table_runtime import Rig, build_rig, greedy_ids, shown, similar_draft, table_target
 from tests.support.watched_model import Gate
 
@@ -16,15 +16,15 @@ CONTEXT = 128
 BASE = tuple((37 * index + 11) % 250 for index in range(60))
 
 
-def new_rig(gamma: int = 3, **options: object) -> Rig:
+def new_rig(mode: Mode, gamma: int = 3, **options: object) -> Rig:
     target = table_target(max_block=MAX_BLOCK, context_length=CONTEXT)
     draft = similar_draft(target, max_block=MAX_BLOCK, context_length=CONTEXT)
-    return build_rig(target, draft, gamma=gamma, **options)  # type: ignore[arg-type]  # the caller names real fields
+    return build_rig(target, draft, mode=mode, gamma=gamma, **options)  # type: ignore[arg-type]  # the caller names real fields
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    made = new_rig()
+async def rig(mode: Mode) -> AsyncIterator[Rig]:
+    made = new_rig(mode)
     async with made.runtime:
         yield made
 
@@ -34,7 +34,7 @@ async def answer(rig: Rig, prompt: tuple[int, ...], max_tokens: int = 12, **opti
 
 
 async def fresh_answer(prompt: tuple[int, ...], max_tokens: int = 12, **options: object) -> GenerationResult:
-    fresh = new_rig()
+    fresh = new_rig(Mode.PLAIN)
     async with fresh.runtime:
         return await answer(fresh, prompt, max_tokens, **options)
 
@@ -82,9 +82,9 @@ async def test_a_conversation_reads_only_what_is_new(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("call", range(1, 12))
-async def test_a_request_cancelled_anywhere_leaves_a_true_cache(call: int) -> None:
+async def test_a_request_cancelled_anywhere_leaves_a_true_cache(call: int, mode: Mode) -> None:
     """The call under way still ends, in prefill (the first six) or in a round, and what it wrote is used."""
-    rig = new_rig()
+    rig = new_rig(mode)
     async with rig.runtime:
         await answer(rig, BASE[:10])
         gate = Gate(rig.target, call=call)
@@ -116,8 +116,8 @@ async def test_a_request_that_fails_anywhere_leaves_a_true_cache(rig: Rig, side:
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 3, 7])
-async def test_prompts_are_read_in_blocks_of_any_number(gamma: int) -> None:
-    rig = new_rig(gamma)
+async def test_prompts_are_read_in_blocks_of_any_number(gamma: int, mode: Mode) -> None:
+    rig = new_rig(mode, gamma)
     async with rig.runtime:
         for multiple in range(4):
             for length in range(max(1, multiple * MAX_BLOCK - 2), multiple * MAX_BLOCK + 3):
@@ -138,8 +138,8 @@ async def test_prompts_are_read_in_blocks_of_any_number(gamma: int) -> None:
 
 @pytest.mark.parametrize("gamma", [0, 3, 7])
 @pytest.mark.parametrize("room", [1, 2, 4])
-async def test_the_context_ends_the_output(gamma: int, room: int) -> None:
-    rig = new_rig(gamma, capacity=40)
+async def test_the_context_ends_the_output(gamma: int, room: int, mode: Mode) -> None:
+    rig = new_rig(mode, gamma, capacity=40)
     prompt = BASE[: 40 - room]
     async with rig.runtime:
         assert rig.runtime.context_length == 40
@@ -149,8 +149,8 @@ async def test_the_context_ends_the_output(gamma: int, room: int) -> None:
         assert (await answer(rig, prompt, room)).token_ids == result.token_ids
 
 
-async def test_a_prompt_that_fills_the_context_is_refused() -> None:
-    rig = new_rig(capacity=40)
+async def test_a_prompt_that_fills_the_context_is_refused(mode: Mode) -> None:
+    rig = new_rig(mode, capacity=40)
     async with rig.runtime:
         for length in (40, 41, 60):
             with pytest.raises(ContextLengthError, match=rf"prompt has {length} tokens .* context of 40; shorten it"):
@@ -161,9 +161,9 @@ async def test_a_prompt_that_fills_the_context_is_refused() -> None:
         assert (await answer(rig, BASE[:39])).token_ids == greedy_ids(table_target(), BASE[:39], 1)
 
 
-async def test_a_draft_of_half_the_context_stops_drafting_there() -> None:
+async def test_a_draft_of_half_the_context_stops_drafting_there(mode: Mode) -> None:
     target = table_target(context_length=100)
-    rig = build_rig(target, similar_draft(target, context_length=50), gamma=5)
+    rig = build_rig(target, similar_draft(target, context_length=50), mode=mode, gamma=5, num_awaited=1)
     async with rig.runtime:
         result = await answer(rig, BASE[:30], 70)
         assert result.token_ids == greedy_ids(target, BASE[:30], 70)
@@ -174,10 +174,11 @@ async def test_a_draft_of_half_the_context_stops_drafting_there() -> None:
         assert beyond.metrics.num_draft_tokens == 0
 
 
-async def test_draft_sources_hear_of_prompts_that_the_target_still_holds() -> None:
+async def test_draft_sources_hear_of_prompts_that_the_target_still_holds(mode: Mode) -> None:
     """The target keeps its prefix; a draft that paused or holds another text must find its way by itself."""
     target = table_target(max_block=MAX_BLOCK)
-    rig = build_rig(target, table_target(max_block=MAX_BLOCK, name="twin"), gamma=3, with_ngram=True)
+    twin = table_target(max_block=MAX_BLOCK, name="twin")
+    rig = build_rig(target, twin, mode=mode, gamma=3, with_ngram=True, num_awaited=1)
     async with rig.runtime:
         for prompt in (BASE, BASE[:20], (*BASE[:20], 5), BASE, (5, 6, 5, 6, 5, 6)):
             result = await answer(rig, prompt, 40)

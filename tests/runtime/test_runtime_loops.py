@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from runtime import GenerationResult, Runtime, RuntimeClosedError
+from runtime import GenerationResult, Mode, Runtime, RuntimeClosedError
 from tests.support.table_runtime import Rig, build_rig, greedy_ids, similar_draft, table_target
 from tests.support.ticker import ticking
 from tests.support.watched_model import Gate
@@ -22,9 +22,9 @@ from tests.support.watched_model import Gate
 PROMPTS = ((5, 17, 40, 8), (1, 2, 3), (200, 100))
 
 
-def new_rig() -> Rig:
+def new_rig(mode: Mode) -> Rig:
     target = table_target()
-    return build_rig(target, similar_draft(target))
+    return build_rig(target, similar_draft(target), mode=mode)
 
 
 async def answer(rig: Rig, prompt: tuple[int, ...] = PROMPTS[0], max_tokens: int = 30) -> GenerationResult:
@@ -82,11 +82,11 @@ def plain_runner(debug: bool) -> asyncio.Runner:
 @pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
 @pytest.mark.parametrize("new_runner", [plain_runner, uvloop_runner, eager_runner])
 def test_loops_of_every_make_in_turn(
-    new_runner: Callable[[bool], asyncio.Runner], debug: bool, caplog: pytest.LogCaptureFixture
+    new_runner: Callable[[bool], asyncio.Runner], debug: bool, mode: Mode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, logger="asyncio")  # debug mode reports whatever takes 0.1 s on a busy machine
     with new_runner(debug) as first, new_runner(debug) as second:
-        rig = new_rig()
+        rig = new_rig(mode)
         for runner in (first, second):
             runner.run(everything(rig))
         first.run(rig.runtime.close())
@@ -113,8 +113,8 @@ def in_threads(*works: Callable[[], Coroutine[Any, Any, None]]) -> None:
     assert failures == []
 
 
-def test_loops_in_several_threads_at_once() -> None:
-    rig = new_rig()
+def test_loops_in_several_threads_at_once(mode: Mode) -> None:
+    rig = new_rig(mode)
 
     def client(prompt: tuple[int, ...]) -> Callable[[], Coroutine[Any, Any, None]]:
         async def ask() -> None:
@@ -130,8 +130,8 @@ def test_loops_in_several_threads_at_once() -> None:
     asyncio.run(rig.runtime.close())
 
 
-def test_a_loop_that_ends_with_requests_under_way_leaves_the_runtime_free() -> None:
-    rig = new_rig()
+def test_a_loop_that_ends_with_requests_under_way_leaves_the_runtime_free(mode: Mode) -> None:
+    rig = new_rig(mode)
     gate = Gate(rig.target, call=2)
 
     async def leave_two_behind() -> None:
@@ -149,20 +149,21 @@ def test_a_loop_that_ends_with_requests_under_way_leaves_the_runtime_free() -> N
     asyncio.run(rig.runtime.close())
 
 
-async def test_models_run_on_the_worker_alone() -> None:
-    rig = new_rig()
+async def test_models_run_on_their_workers_alone(mode: Mode) -> None:
+    rig = new_rig(mode)
     async with rig.runtime:
         await answer(rig, tuple(range(60)))
         async with rig.runtime.stream(PROMPTS[0], max_tokens=20, ignore_eos=True) as chunks:
             async for _ in chunks:
                 pass
     assert rig.draft is not None
-    assert rig.target.thread_names == rig.draft.thread_names == {"slipstream-target"}
+    assert rig.target.thread_names == {"slipstream-target"}
+    assert rig.draft.thread_names == {"slipstream-draft" if mode is Mode.PIPELINED else "slipstream-target"}
 
 
-async def test_a_ticker_goes_on_while_a_model_computes() -> None:
+async def test_a_ticker_goes_on_while_a_model_computes(mode: Mode) -> None:
     """Each step is made far longer than the ticker's pause, so a step that held the loop would show."""
-    rig = build_rig(table_target())
+    rig = build_rig(table_target(), mode=mode)
     step_s = 0.25
     rig.target.before_call = lambda _: time.sleep(step_s)
     async with rig.runtime, ticking() as gaps_s:
@@ -175,8 +176,8 @@ async def test_a_ticker_goes_on_while_a_model_computes() -> None:
     assert max(gaps_s) < step_s, "a whole step went by without a tick"
 
 
-async def test_cancelled_requests_leave_memory_threads_and_tasks_flat() -> None:
-    rig = new_rig()
+async def test_cancelled_requests_leave_memory_threads_and_tasks_flat(mode: Mode) -> None:
+    rig = new_rig(mode)
 
     async def cancel_some(count: int) -> None:
         for index in range(count):
@@ -210,8 +211,8 @@ async def test_cancelled_requests_leave_memory_threads_and_tasks_flat() -> None:
         assert (await answer(rig)).token_ids == expected()
 
 
-async def test_closing_lets_the_round_end_and_tells_running_and_waiting_requests() -> None:
-    rig = new_rig()
+async def test_closing_lets_the_round_end_and_tells_running_and_waiting_requests(mode: Mode) -> None:
+    rig = new_rig(mode)
     gate = Gate(rig.target, call=3)
     running = asyncio.create_task(answer(rig, max_tokens=300))
     waiting = asyncio.create_task(answer(rig))
@@ -237,8 +238,8 @@ async def test_closing_lets_the_round_end_and_tells_running_and_waiting_requests
     await rig.runtime.close()
 
 
-async def test_closing_during_prefill_ends_it_at_a_block() -> None:
-    rig = build_rig(table_target(max_block=8))
+async def test_closing_during_prefill_ends_it_at_a_block(mode: Mode) -> None:
+    rig = build_rig(table_target(max_block=8), mode=mode)
     gate = Gate(rig.target, call=2)
     running = asyncio.create_task(answer(rig, tuple(range(100))))
     await asyncio.to_thread(gate.wait_reached)
@@ -251,10 +252,11 @@ async def test_closing_during_prefill_ends_it_at_a_block() -> None:
     assert rig.target.widths == [8, 8]
 
 
-async def test_the_block_closes_the_runtime_whatever_happens_inside() -> None:
+async def test_the_block_closes_the_runtime_whatever_happens_inside(mode: Mode) -> None:
     before = set(threading.enumerate())
-    rig = new_rig()
-    (worker,) = set(threading.enumerate()) - before
+    rig = new_rig(mode)
+    workers = set(threading.enumerate()) - before
+    assert len(workers) == (2 if mode is Mode.PIPELINED else 1)
 
     async def fail_inside(runtime: Runtime) -> None:
         async with runtime:
@@ -262,4 +264,4 @@ async def test_the_block_closes_the_runtime_whatever_happens_inside() -> None:
 
     with pytest.raises(KeyError):
         await fail_inside(rig.runtime)
-    assert not worker.is_alive()
+    assert not any(worker.is_alive() for worker in workers)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import GenerationResult
+from runtime import GenerationResult, Mode
 from tests.support.statistics import frequencies, total_variation
 from tests.support.table_model import TableModel
 from tests.support.table_runtime import VOCAB_SIZE, Rig, build_rig, shown, similar_draft, table_target
@@ -36,6 +36,11 @@ def rigs(target: TableModel) -> list[Rig]:
         made += [build_rig(target, similar_draft(target), gamma=gamma, with_ngram=gamma == 4)]
     made += [build_rig(target, table_target(seed=50, name="stranger"), gamma=3)]
     made += [build_rig(target, similar_draft(target), gamma=4, warmup_tokens=11)]
+    for gamma, max_lead, num_awaited in ((1, 1, 0), (2, 3, 2), (4, 8, 1), (8, 4, 8), (None, 8, 0)):
+        options = {"mode": Mode.PIPELINED, "gamma": gamma, "max_lead": max_lead, "num_awaited": num_awaited}
+        made += [build_rig(target, similar_draft(target), with_ngram=gamma == 4, **options)]
+    made += [build_rig(target, similar_draft(target), mode=Mode.PIPELINED, warmup_tokens=11)]
+    made += [build_rig(target, mode=Mode.PIPELINED), build_rig(target, mode=Mode.PIPELINED, with_ngram=True)]
     return made
 
 
@@ -82,10 +87,10 @@ async def test_global_generators_neither_matter_nor_move(seed: int | None) -> No
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-async def test_unseeded_first_and_second_tokens_follow_the_targets_law(verification: str) -> None:
+async def test_unseeded_first_and_second_tokens_follow_the_targets_law(verification: str, mode: Mode) -> None:
     """End to end, through every floor: the law of two tokens, whatever the draft thinks of them."""
     target = table_target(sharpness=0.7)
-    rig = build_rig(target, similar_draft(target, share=0.1), gamma=2)
+    rig = build_rig(target, similar_draft(target, share=0.1), mode=mode, gamma=2, num_awaited=1)
     allowed = dict.fromkeys((3, 60, 100, 200), 30.0)
     num_draws = 2000
     async with rig.runtime:

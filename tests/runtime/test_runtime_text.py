@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runtime import Chunk, FinishReason
-from tests.support.table_runtime import VOCAB_SIZE, Rig, build_rig
+from runtime import Chunk, FinishReason, Mode
+from tests.support.table_runtime import SPECULATIVE_MODES, VOCAB_SIZE, Rig, build_rig
 from tests.support.tiny_checkpoint import EOS_TOKEN_ID, tiny_tokenizer
 from tests.support.watched_model import ScriptedModel
 
@@ -28,15 +28,18 @@ LETTER = TOKENIZER.encode("z")[0]
 
 
 @contextmanager
-def writing(output_ids: Sequence[int], *, gamma: int, wrong: Collection[int] = ()) -> Iterator[Rig]:
+def writing(output_ids: Sequence[int], *, gamma: int, mode: Mode, wrong: Collection[int] = ()) -> Iterator[Rig]:
     """A rig whose target writes `output_ids`; the draft errs at the places `wrong` (of the output, from 0)."""
     script = [*PROMPT, *output_ids]
     guesses = [LETTER + 1 if index - len(PROMPT) in wrong else token_id for index, token_id in enumerate(script)]
     rig = build_rig(
-        ScriptedModel(script, vocab_size=VOCAB_SIZE), ScriptedModel(guesses, vocab_size=VOCAB_SIZE), gamma=gamma
+        ScriptedModel(script, vocab_size=VOCAB_SIZE),
+        ScriptedModel(guesses, vocab_size=VOCAB_SIZE),
+        mode=mode,
+        gamma=gamma,
     )
     yield rig
-    rig.stream.close()
+    rig.close_streams()
 
 
 async def stream_all(rig: Rig, **options: Any) -> list[Chunk]:
@@ -69,15 +72,22 @@ def expected_cut(
     gamma=st.sampled_from(GAMMAS),
     wrong=st.sets(st.integers(0, 40), max_size=8),
     include=st.booleans(),
+    mode=st.sampled_from(SPECULATIVE_MODES),
 )
-@example(text="aab aab", stops=["b a"], gamma=8, wrong=set(), include=False)  # spans what two rounds would hold
-@example(text="🙂é", stops=["é", "🙂é"], gamma=4, wrong={3}, include=True)  # two at once: the longer
-@example(text="hello the", stops=["lo t", "o"], gamma=8, wrong=set(), include=False)  # inside a token's text
+@example(
+    text="aab aab", stops=["b a"], gamma=8, wrong=set(), include=False, mode=Mode.PIPELINED
+)  # spans what two rounds would hold
+@example(
+    text="🙂é", stops=["é", "🙂é"], gamma=4, wrong={3}, include=True, mode=Mode.PIPELINED
+)  # two at once: the longer
+@example(
+    text="hello the", stops=["lo t", "o"], gamma=8, wrong=set(), include=False, mode=Mode.PIPELINED
+)  # inside a token's text
 def test_stops_cut_where_one_token_decoding_would(
-    text: str, stops: list[str], gamma: int, wrong: set[int], include: bool
+    text: str, stops: list[str], gamma: int, wrong: set[int], include: bool, mode: Mode
 ) -> None:
     output_ids = TOKENIZER.encode(text)
-    with writing(output_ids, gamma=gamma, wrong=wrong) as rig:
+    with writing(output_ids, mode=mode, gamma=gamma, wrong=wrong) as rig:
         options = {"max_tokens": len(output_ids), "stop": stops, "include_stop_str_in_output": include, "logprobs": 0}
         chunks = asyncio.run(stream_all(rig, **options))
     found = joined(chunks)
@@ -90,11 +100,11 @@ def test_stops_cut_where_one_token_decoding_would(
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
-async def test_a_stop_spans_two_rounds_and_ends_inside_a_block(gamma: int) -> None:
+async def test_a_stop_spans_two_rounds_and_ends_inside_a_block(gamma: int, mode: Mode) -> None:
     output_ids = TOKENIZER.encode("abcdefghijkl")
     for index in range(1, 10):
         # Wrong at `index`: a round ends there, within the stop.
-        with writing(output_ids, gamma=gamma, wrong={index}) as rig:
+        with writing(output_ids, mode=mode, gamma=gamma, wrong={index}) as rig:
             result = await rig.runtime.generate(PROMPT, max_tokens=12, stop="defgh")
             assert (result.text, len(result.token_ids), result.finish_reason) == ("abc", 8, "stop")
             assert result.metrics.num_output_tokens == 8
@@ -102,19 +112,19 @@ async def test_a_stop_spans_two_rounds_and_ends_inside_a_block(gamma: int) -> No
 
 @pytest.mark.parametrize("gamma", GAMMAS)
 @pytest.mark.parametrize("wrong", [set(), {3}, {0, 1, 2, 7, 8, 20}, set(range(100))])
-async def test_characters_stream_whole(gamma: int, wrong: Collection[int]) -> None:
+async def test_characters_stream_whole(gamma: int, wrong: Collection[int], mode: Mode) -> None:
     output_ids = TOKENIZER.encode(CHARACTERS)
-    with writing(output_ids, gamma=gamma, wrong=wrong) as rig:
+    with writing(output_ids, mode=mode, gamma=gamma, wrong=wrong) as rig:
         chunks = await stream_all(rig, max_tokens=len(output_ids))
     assert joined(chunks) == (CHARACTERS, tuple(output_ids), FinishReason.LENGTH)
     assert all("\ufffd" not in chunk.text for chunk in chunks)
 
 
 @pytest.mark.parametrize("gamma", [0, 3, 8])
-async def test_an_end_inside_a_character_shows_at_the_end_only(gamma: int) -> None:
+async def test_an_end_inside_a_character_shows_at_the_end_only(gamma: int, mode: Mode) -> None:
     output_ids = TOKENIZER.encode("né🙂")
     for max_tokens in range(1, len(output_ids) + 1):
-        with writing(output_ids, gamma=gamma, wrong={2}) as rig:
+        with writing(output_ids, mode=mode, gamma=gamma, wrong={2}) as rig:
             chunks = await stream_all(rig, max_tokens=max_tokens)
         text, token_ids, reason = joined(chunks)
         assert (text, token_ids, reason) == (TOKENIZER.decode(token_ids), tuple(output_ids[:max_tokens]), "length")
@@ -123,7 +133,7 @@ async def test_an_end_inside_a_character_shows_at_the_end_only(gamma: int) -> No
 
 @pytest.mark.parametrize("gamma", [0, 5])
 @pytest.mark.parametrize("index", range(1, 9))
-async def test_an_end_of_sequence_id_ends_output_and_stream(gamma: int, index: int) -> None:
+async def test_an_end_of_sequence_id_ends_output_and_stream(gamma: int, index: int, mode: Mode) -> None:
     """At every place of a block, as the tokenizer's own id and as one of several of the caller's."""
     letters = TOKENIZER.encode("abcdefghijkl")
     own = [*letters[:index], EOS_TOKEN_ID, *letters[index + 1 :]]
@@ -133,7 +143,7 @@ async def test_an_end_of_sequence_id_ends_output_and_stream(gamma: int, index: i
         (letters, {"stop_token_ids": [letters[index], letters[index + 1]], "ignore_eos": True}),
     ]
     for output_ids, options in cases:
-        with writing(output_ids, gamma=gamma) as rig:
+        with writing(output_ids, mode=mode, gamma=gamma) as rig:
             result = await rig.runtime.generate(PROMPT, max_tokens=12, **options)
             chunks = await stream_all(rig, max_tokens=12, **options)
         assert result.token_ids == tuple(output_ids[: index + 1])
@@ -143,10 +153,10 @@ async def test_an_end_of_sequence_id_ends_output_and_stream(gamma: int, index: i
 
 
 @pytest.mark.parametrize("gamma", [0, 2, 8])
-async def test_ends_may_be_ignored_or_put_off(gamma: int) -> None:
+async def test_ends_may_be_ignored_or_put_off(gamma: int, mode: Mode) -> None:
     letters = TOKENIZER.encode("abcdefgh")
     output_ids = [*letters[:2], EOS_TOKEN_ID, *letters[3:5], EOS_TOKEN_ID, *letters[6:]]
-    with writing(output_ids, gamma=gamma) as rig:
+    with writing(output_ids, mode=mode, gamma=gamma) as rig:
         ignored = await rig.runtime.generate(PROMPT, max_tokens=8, ignore_eos=True)
         put_off = await rig.runtime.generate(PROMPT, max_tokens=8, min_tokens=4)
     assert ignored.token_ids == tuple(output_ids)
@@ -157,9 +167,9 @@ async def test_ends_may_be_ignored_or_put_off(gamma: int) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 8))
-async def test_max_tokens_is_exact_for_a_draft_that_is_always_right(max_tokens: int) -> None:
+async def test_max_tokens_is_exact_for_a_draft_that_is_always_right(max_tokens: int, mode: Mode) -> None:
     output_ids = TOKENIZER.encode("abcdefghijklmnop")
-    with writing(output_ids, gamma=8) as rig:
+    with writing(output_ids, mode=mode, gamma=8) as rig:
         result = await rig.runtime.generate(PROMPT, max_tokens=max_tokens, logprobs=1)
     assert result.token_ids == tuple(output_ids[:max_tokens])
     assert result.metrics.num_output_tokens == len(result.logprobs) == max_tokens
@@ -167,17 +177,17 @@ async def test_max_tokens_is_exact_for_a_draft_that_is_always_right(max_tokens: 
 
 
 @pytest.mark.parametrize("text", ["<|end|>", "<|user|>hello"])
-async def test_a_stop_is_never_found_in_a_control_token(text: str) -> None:
+async def test_a_stop_is_never_found_in_a_control_token(text: str, mode: Mode) -> None:
     output_ids = TOKENIZER.encode(text + " the end")
-    with writing(output_ids, gamma=4) as rig:
+    with writing(output_ids, mode=mode, gamma=4) as rig:
         result = await rig.runtime.generate(PROMPT, max_tokens=len(output_ids), stop="|>", ignore_eos=True)
     assert result.finish_reason is FinishReason.LENGTH
     assert result.text == TOKENIZER.decode(output_ids)
 
 
-async def test_chat_messages_and_text_are_the_ids_that_they_encode_to() -> None:
+async def test_chat_messages_and_text_are_the_ids_that_they_encode_to(mode: Mode) -> None:
     messages = [{"role": "user", "content": "hello"}]
-    with writing(TOKENIZER.encode("abc"), gamma=2) as rig:
+    with writing(TOKENIZER.encode("abc"), mode=mode, gamma=2) as rig:
         for prompt, token_ids in (("hello", TOKENIZER.encode("hello")), (messages, TOKENIZER.encode_chat(messages))):
             as_given = await rig.runtime.generate(prompt, max_tokens=5)  # type: ignore[arg-type]  # one of both kinds
             as_ids = await rig.runtime.generate(token_ids, max_tokens=5)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from runtime import Chunk, FinishReason, Metrics, TokenStream
+from runtime import Chunk, FinishReason, Metrics, Mode, TokenStream
 from runtime.token_stream import BUFFERED_CHUNKS
 from tests.support.table_runtime import Rig, build_rig, greedy_ids, similar_draft, table_target
 from tests.support.watched_model import Gate
@@ -230,9 +230,9 @@ async def test_a_stream_that_is_never_entered_costs_nothing() -> None:
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+async def rig(mode: Mode) -> AsyncIterator[Rig]:
     target = table_target()
-    made = build_rig(target, similar_draft(target))
+    made = build_rig(target, similar_draft(target), mode=mode)
     async with made.runtime:
         yield made
 
@@ -244,7 +244,8 @@ async def test_every_way_out_stops_the_models_within_a_round(
     await leave(rig.runtime.stream(PROMPT, max_tokens=450, ignore_eos=True))
     before = rig.num_calls
     await rig.drained()
-    # Four draft steps and one verification, which stand on the worker's queue when the reader leaves.
+    # Four draft steps and one verification, which stand on the worker's queue when the reader leaves; pipelined, the
+    # steps are skipped but for the one under way.
     assert rig.num_calls - before <= 5
     stopped = rig.num_calls
     await settled()
@@ -265,19 +266,21 @@ async def test_leaving_does_not_wait_for_a_model_that_is_busy(rig: Rig) -> None:
     assert result.token_ids == greedy_ids(table_target(), PROMPT, 20)
 
 
-async def test_a_full_buffer_pauses_the_models() -> None:
-    rig = build_rig(table_target())
+async def test_a_full_buffer_pauses_the_models(mode: Mode) -> None:
+    rig = build_rig(table_target(), mode=mode)
     num_tokens = 3 * BUFFERED_CHUNKS
+    # Of what was read, of the buffer, of the chunk that waits for room, and pipelined, of the round behind it.
+    num_rounds = 1 + BUFFERED_CHUNKS + 1 + (mode is Mode.PIPELINED)
     async with rig.runtime:
         async with rig.runtime.stream(PROMPT, max_tokens=num_tokens, ignore_eos=True) as chunks:
             received = [*(await anext(chunks)).token_ids]
             async with asyncio.timeout(60):
-                while rig.num_calls < 1 + BUFFERED_CHUNKS + 1:  # noqa: ASYNC110 - another thread counts
+                while rig.num_calls < num_rounds:  # noqa: ASYNC110 - another thread counts
                     await asyncio.sleep(0.001)
             for _ in range(3):
                 await settled()
                 await rig.drained()
-            assert rig.num_calls == 1 + BUFFERED_CHUNKS + 1
+            assert rig.num_calls == num_rounds
             async for chunk in chunks:
                 received += chunk.token_ids
         assert tuple(received) == greedy_ids(table_target(), PROMPT, num_tokens)

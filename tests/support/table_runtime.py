@@ -29,6 +29,8 @@ from tests.support.watched_model import WatchedModel
 VOCAB_SIZE = 300
 """A little wider than the tokenizer's ids, as padded heads are."""
 
+SPECULATIVE_MODES = (Mode.SEQUENTIAL, Mode.PIPELINED)
+
 
 @dataclass(frozen=True)
 class Rig:
