@@ -31,7 +31,6 @@ EVERY_SETTING = [
     *product(("float16", "int8"), DRAFTS, GAMMAS),
 ]
 FEW_SETTINGS = [
-    ("float16", "none", 4),
     ("float16", "ngram", 8),
     ("float16", "early-exit:8", 2),
     ("float16", "itself", 4),

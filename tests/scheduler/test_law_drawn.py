@@ -55,6 +55,8 @@ def settings_of(**options: float) -> SamplingSettings:
     return SamplingSettings(**{"temperature": 1.0, "verification": Verification.REJECTION, **options})
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_first_token_over_200_000_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distance(monkeypatch, settings_of(), num_runs=200_000, num_tokens=1) < 0.003
 
