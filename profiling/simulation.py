@@ -72,8 +72,8 @@ class SimulationSettings:
     gamma: int = 4
     max_lead: int = 8
     """Most tokens drafted past a block, in pipelined mode."""
-    num_awaited: int = 0
-    """Proposals that the target waits for where fewer are ready, in pipelined mode."""
+    num_awaited: int | None = None
+    """Proposals that the target waits for where fewer are ready, in pipelined mode; None waits for gamma."""
     num_tokens: int = 128
     host_latency_ms: float = 0.05
     """From an event to the line of the loop that waits for it."""
@@ -91,7 +91,10 @@ class SimulationSettings:
         check_number("acceptance", self.acceptance, low=0.0, high=1.0, advice="it is a probability")
         check_integer("gamma", self.gamma, low=1, high=_MOST_GAMMA, advice="plain decoding is a mode of its own")
         check_integer("max_lead", self.max_lead, low=1, high=_MOST_GAMMA, advice="8 is a good start")
-        check_integer("num_awaited", self.num_awaited, low=0, high=_MOST_GAMMA, advice="0 never waits for the draft")
+        if self.num_awaited is not None:
+            check_integer(
+                "num_awaited", self.num_awaited, low=0, high=_MOST_GAMMA, advice="0 never waits for the draft"
+            )
         check_integer("num_tokens", self.num_tokens, low=1, high=100_000, advice="128 show how a pair does")
         check_integer("seed", self.seed, low=0, advice="any other number is as good")
 

@@ -71,9 +71,9 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SimulationSettings, argpars
     for field in dataclasses.fields(SimulationSettings):
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=type(field.default),
+            type=int if field.default is None else type(field.default),
             default=field.default,
-            help=f"{_HELP[field.name]} (default: {field.default})",
+            help=f"{_HELP[field.name]} (default: {'gamma' if field.default is None else field.default})",
         )
     parser.add_argument("--show-ms", type=float, help="draw that much (default: about as many verifies as fit)")
     parser.add_argument("--width", type=int, help="columns of the drawing (default: the terminal's)")

@@ -66,16 +66,23 @@ class TestHost:
             seen.add(stream.record().done())
         assert seen == {True, False}
 
-    def test_finds_the_device_at_any_point_behind_what_it_awaited(self, run: Run) -> None:
+    @pytest.mark.parametrize("how", ["await", "synchronize"])
+    def test_finds_the_device_at_any_point_behind_what_it_waited_for(self, how: str, run: Run) -> None:
         async def num_run(seed: int) -> int:
             stream = VirtualDevice(seed).stream("main")
             ran: list[int] = []
+            gate = stream.hold()
             for index in range(2):
                 stream.launch(lambda index=index: ran.append(index))
             event = stream.record()
             for index in range(3):
                 stream.launch(lambda index=index: ran.append(index))
-            await event
+            gate.release()
+            # Nothing has run so far: what has when this is over, has meanwhile.
+            if how == "await":
+                await event
+            else:
+                event.synchronize()
             return len(ran)
 
         async def main() -> set[int]:
