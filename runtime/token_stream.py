@@ -15,7 +15,7 @@ from typing import Self
 from runtime.result import Chunk, GenerationResult
 
 BUFFERED_CHUNKS = 64
-"""Rounds that run ahead of a slow reader; then decoding waits for it."""
+"""Chunks, one a round, that wait for a slow reader; then decoding waits for it."""
 
 
 class TokenStream:
@@ -26,6 +26,10 @@ class TokenStream:
                 print(chunk.text, end="")
 
     Leaving the block, by whatever way, stops the request within one round.
+
+    A reader may be slow: up to `BUFFERED_CHUNKS` chunks are kept for it. When they are, the request pauses, as soon as
+    the round in flight has ended: nothing is launched any more, no worker waits, and the other requests wait for
+    their turn, until the reader takes a chunk or leaves.
     """
 
     def __init__(self, source: AsyncGenerator[Chunk, None]) -> None:

@@ -286,6 +286,35 @@ async def test_a_full_buffer_pauses_the_models(mode: Mode) -> None:
         assert tuple(received) == greedy_ids(table_target(), PROMPT, num_tokens)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_reader_that_stops_reading_stalls_no_lane(mode: Mode, leaves: bool) -> None:
+    """With a full buffer both lanes come to rest, none waiting for the other, and go on when the reader does."""
+    target = table_target()
+    rig = build_rig(target, similar_draft(target, share=0.6), mode=mode, gamma=2)
+    num_tokens = 450
+    async with rig.runtime, asyncio.timeout(60):
+        async with rig.runtime.stream(PROMPT, max_tokens=num_tokens, ignore_eos=True) as chunks:
+            received = [*(await anext(chunks)).token_ids]
+            following = asyncio.create_task(rig.runtime.generate(PROMPT[:2], max_tokens=20, ignore_eos=True))
+            while rig.target.num_calls < 1 + BUFFERED_CHUNKS + 1:  # noqa: ASYNC110 - another thread counts
+                await asyncio.sleep(0.001)
+            num_calls = []
+            for _ in range(8):
+                await settled()
+                await rig.drained()
+                num_calls.append(rig.num_calls)
+            assert len(set(num_calls[4:])) == 1, "the rounds in flight have ended, and no other has begun"
+            assert not chunks.complete
+            assert not following.done()
+            async for chunk in chunks:
+                if leaves:
+                    break
+                received += chunk.token_ids
+        expected = greedy_ids(target, PROMPT, num_tokens)
+        assert tuple(received) == (expected[: len(received)] if leaves else expected)
+        assert (await following).token_ids == greedy_ids(target, PROMPT[:2], 20)
+
+
 async def test_chunks_are_the_rounds_and_metrics_come_last(rig: Rig) -> None:
     async with rig.runtime.stream(PROMPT, max_tokens=40, ignore_eos=True, logprobs=2) as stream:
         chunks = [chunk async for chunk in stream]
