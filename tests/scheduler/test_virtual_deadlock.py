@@ -156,7 +156,7 @@ class TestOtherWaits:
         gate = held.hold()
         behind.wait(held.record())
         event = behind.record()
-        thread = threading.Thread(target=event.synchronize)
+        thread = threading.Thread(target=event.synchronize, daemon=True)
         thread.start()
         assert not event.done()
         gate.release()
@@ -177,7 +177,7 @@ class TestOtherWaits:
             except StreamDeadlock as error:
                 heard.append(error)
 
-        thread = threading.Thread(target=wait)
+        thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         with pytest.raises(StreamDeadlock) as caught:
             device.event("lost").synchronize()

@@ -254,13 +254,10 @@ class VirtualDevice:
 
     def _drive(self, action: Callable[[], Result]) -> Result:
         """Let the device go on; whatever goes wrong there, other than in work, is the end of it."""
-        num_steps = self._machine.num_steps
         try:
             result = action()
         except Exception as error:
             self._failure = self._failure or error
-        if self._machine.num_steps != num_steps:
-            self._changed.notify_all()
         self._check()
         return result
 
