@@ -56,8 +56,12 @@ class Engine:
 
 async def close_streams(*streams: Stream) -> None:
     """End streams one after the other, off the event loop; the same one may stand for both lanes."""
-    for stream in streams:
-        await asyncio.to_thread(stream.close)
+
+    def close() -> None:
+        for stream in streams:
+            stream.close()
+
+    await asyncio.to_thread(close)
 
 
 def decoding_loops(

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime import Runtime
+from runtime import Mode, Runtime
 from tests.support.ticker import ticking
 
 PROMPT = "Once upon a time there was a small model that"
 
 
 @pytest.fixture
-async def runtime(demo_gguf: Path) -> AsyncIterator[Runtime]:
-    async with await Runtime.load(demo_gguf, draft=["ngram", "early-exit:4"], gamma=4) as loaded:
+async def runtime(demo_gguf: Path, mode: Mode) -> AsyncIterator[Runtime]:
+    async with await Runtime.load(demo_gguf, mode=mode, draft=["ngram", "early-exit:4"], gamma=4) as loaded:
         yield loaded
 
 

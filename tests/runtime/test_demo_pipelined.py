@@ -21,13 +21,11 @@ from runtime.assembly import build_engine
 from runtime.engine import Engine, decoding_loops
 
 FULL = os.environ.get("SLIPSTREAM_FULL_EQUALITY") == "1"
-NUM_TOKENS = 32 if FULL else 16
+NUM_TOKENS = 32 if FULL else 12
 NUM_REPETITIONS = 20 if FULL else 2
 
 LOOKAHEADS: Sequence[tuple[int, int, int]] = (
-    [(gamma, (8, 3, 1)[gamma % 3], (0, 2, 1)[gamma % 3]) for gamma in range(1, 9)]
-    if FULL
-    else [(1, 8, 0), (3, 3, 2), (8, 8, 1)]
+    [(gamma, (8, 3, 1)[gamma % 3], (0, 2, 1)[gamma % 3]) for gamma in range(1, 9)] if FULL else [(2, 8, 0), (8, 4, 2)]
 )
 """gamma, max_lead, num_awaited"""
 
@@ -64,6 +62,7 @@ async def test_a_seed_names_one_output_in_every_mode(demo_gguf: Path) -> None:
             changes = {"gamma": gamma, "max_lead": max_lead, "num_awaited": num_awaited}
             runtime = runtime_over(engine, dataclasses.replace(settings, **changes))
             for request, token_ids in zip(REQUESTS, expected, strict=True):
+                # What is sequential does not depend on time.
                 for mode in (Mode.SEQUENTIAL, Mode.PIPELINED) if repetition == 0 else (Mode.PIPELINED,):
                     result = await answer(runtime, request, mode)
                     assert result.token_ids == token_ids, f"{mode} with {changes} differs from plain decoding"

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import runtime.assembly
+from models.decoder import CallWidths, Decoder
 from models.free_memory import AvailableMemory
 from runtime import (
     CheckpointError,
@@ -26,6 +27,7 @@ from runtime import (
     SlipstreamError,
     Verification,
 )
+from scheduler import Lane
 from tests.support.tiny_checkpoint import save_tokenizer, write_tiny_folder, write_tiny_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
 
@@ -54,9 +56,9 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "qwen2.gguf", "qwen2")
 
 
-async def outputs(runtime: Runtime, max_tokens: int = 28) -> list[tuple[object, ...]]:
+async def outputs(runtime: Runtime, max_tokens: int = 28, mode: Mode | None = None) -> list[tuple[object, ...]]:
     results = [
-        await runtime.generate(prompt, max_tokens=max_tokens, ignore_eos=True, logprobs=1, **sampling)  # type: ignore[arg-type]  # real options
+        await runtime.generate(prompt, max_tokens=max_tokens, ignore_eos=True, logprobs=1, mode=mode, **sampling)  # type: ignore[arg-type]  # real options
         for prompt in PROMPTS
         for sampling in SAMPLINGS
     ]
@@ -84,6 +86,80 @@ async def test_no_draft_changes_a_bit(folder: Path, draft_folder: Path, draft: s
         assert await outputs(loaded) == await expected_outputs(folder, weights)
         if draft != "ngram" and gamma != "adaptive":
             assert (await loaded.generate("hello", max_tokens=40, ignore_eos=True)).metrics.num_draft_tokens > 0
+
+
+BESIDE = [
+    ("none", 4, "float16"),
+    ("ngram", 2, "float16"),
+    ("early-exit:1", 1, "int8"),
+    ("early-exit:1", "adaptive", "float16"),
+    ("folder", 4, "float32"),
+    ("folder", "adaptive", "int8"),
+    ("ngram+folder", 8, "float16"),
+    ("ngram+early-exit:1", 3, "float32"),
+    ("early-exit:1+ngram", 8, "float16"),
+]
+
+
+@pytest.mark.parametrize(("draft", "gamma", "weights"), BESIDE)
+async def test_no_draft_beside_its_target_changes_a_bit(
+    folder: Path, draft_folder: Path, draft: str, gamma: int | str, weights: str
+) -> None:
+    """In every mode that the runtime serves, whatever was in the caches before."""
+    sources = [draft_folder if name == "folder" else name for name in draft.split("+")]
+    async with await Runtime.load(
+        folder, mode="pipelined", draft=sources, gamma=gamma, num_awaited=1, weights=weights, threads=1
+    ) as loaded:
+        expected = await expected_outputs(folder, weights)
+        for mode in (Mode.PIPELINED, Mode.SEQUENTIAL, Mode.PLAIN, None):
+            assert await outputs(loaded, mode=mode) == expected
+        metrics = (await loaded.generate(PROMPTS[0], max_tokens=40, ignore_eos=True)).metrics
+        if gamma != "adaptive":
+            assert (metrics.num_hits + metrics.num_misses > 0) == (draft != "none")
+        if draft == "none":
+            assert metrics.num_plain_steps == 40
+
+
+async def test_a_draft_beside_its_target_is_always_right_about_itself(folder: Path) -> None:
+    """Proposals and guesses, in a sampled output: one token too few in the draft's cache would show."""
+    async with await Runtime.load(folder, mode="pipelined", draft=folder, gamma=2, num_awaited=2, threads=1) as loaded:
+        result = await loaded.generate("hello", max_tokens=180, temperature=0.9, seed=1, ignore_eos=True)
+    metrics = result.metrics
+    assert metrics.num_spec_steps >= 50
+    assert metrics.draft_acceptance_rate == metrics.hit_rate == 1.0
+    # Only what is drafted when the output ends is thrown away: a block's worth and the lead.
+    assert metrics.num_discarded_draft_tokens <= 2 + loaded.settings.max_lead
+
+
+async def test_each_model_is_loaded_and_measured_on_the_worker_that_runs_it(
+    folder: Path, draft_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[tuple[str, str, int]] = []
+    probed: list[tuple[str, int]] = []
+    measure, probe = Lane.measure_costs, Decoder._probe
+
+    def watched_measure(lane: Lane) -> None:
+        measured.append((lane.name, threading.current_thread().name, torch.get_num_threads()))
+        measure(lane)
+
+    def watched_probe(decoder: Decoder) -> CallWidths:
+        probed.append((threading.current_thread().name, torch.get_num_threads()))
+        return probe(decoder)
+
+    monkeypatch.setattr(Lane, "measure_costs", watched_measure)
+    monkeypatch.setattr(Decoder, "_probe", watched_probe)
+    before = torch.get_num_threads()
+    for draft in ("early-exit:1", draft_folder):
+        measured.clear()
+        probed.clear()
+        async with await Runtime.load(folder, mode="pipelined", draft=draft, threads=3) as loaded:
+            assert measured == [("target", "slipstream-target", 2), ("draft", "slipstream-draft", 1)]
+            assert probed == [("slipstream-target", 2), ("slipstream-draft", 1)]
+            assert (loaded.description.threads, loaded.description.draft_threads) == (3, 1)
+            assert torch.get_num_threads() == before
+    probed.clear()
+    async with await Runtime.load(folder, draft="early-exit:1", threads=3):
+        assert probed == [("slipstream-target", 3)], "a draft on the target's worker takes over its widths"
 
 
 @pytest.mark.parametrize("draft", ["ngram", "early-exit", "itself"])
@@ -245,15 +321,16 @@ def drop_config(folder: Path) -> None:
         (drop_config, "config.json"),
     ],
 )
-@pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.parametrize("side", ["target", "draft", "draft beside its target"])
 async def test_damaged_checkpoints_are_refused_and_leave_no_thread(
     folder: Path, tmp_path: Path, side: str, damage: object, message: str
 ) -> None:
     damaged = write_tiny_folder(tmp_path / "damaged")
     damage(damaged)  # type: ignore[operator]  # one of the functions above
     before = {thread.name for thread in threading.enumerate() if thread.name.startswith("slipstream")}
+    mode = Mode.PIPELINED if side == "draft beside its target" else Mode.SEQUENTIAL
     with pytest.raises(SlipstreamError, match=message):
-        await (Runtime.load(damaged) if side == "target" else Runtime.load(folder, draft=damaged))
+        await (Runtime.load(damaged) if side == "target" else Runtime.load(folder, draft=damaged, mode=mode))
     after = {thread.name for thread in threading.enumerate() if thread.name.startswith("slipstream")}
     assert after == before
 
@@ -279,14 +356,15 @@ async def test_room_for_the_caches_is_checked_before_loading(folder: Path, monke
         assert (await loaded.generate("hello", max_tokens=2)).token_ids
 
 
-async def test_a_cancelled_load_leaves_no_thread(folder: Path) -> None:
+async def test_a_cancelled_load_leaves_no_thread(folder: Path, mode: Mode) -> None:
     before = threading.active_count()
-    loading = asyncio.create_task(Runtime.load(folder))
+    loading = asyncio.create_task(Runtime.load(folder, mode=mode, draft="early-exit:1"))
     await asyncio.sleep(0.01)
     names = {thread.name for thread in threading.enumerate()}
     assert "slipstream-target" in names
     loading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading
-    assert "slipstream-target" not in {thread.name for thread in threading.enumerate()}
+    names = {thread.name for thread in threading.enumerate()}
+    assert names.isdisjoint({"slipstream-target", "slipstream-draft"})
     assert threading.active_count() <= before + 1  # asyncio's own pool keeps the thread that closed it
