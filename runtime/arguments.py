@@ -206,6 +206,7 @@ _LOAD_OPTIONS = {
         help="proposals that the target waits for where fewer are ready; with --mode pipelined",
         metavar="TOKENS",
         type=int,
+        default="as many as gamma says",
     ),
     "warmup_tokens": _Option(help="tokens at the start of the answer without proposals", metavar="TOKENS", type=int),
     "weights": _Option(

@@ -27,8 +27,9 @@ class RuntimeDescription:
     """Most tokens that a round can propose."""
     max_lead: int
     """Most tokens drafted past a block; 0 where the mode is not pipelined."""
-    num_awaited: int
-    """Proposals that the target waits for; 0 where the mode is not pipelined."""
+    num_awaited: int | None
+    """Proposals that the target waits for where fewer are ready; None waits for as many as gamma says, which is also
+    what a sequential round does."""
     warmup_tokens: int
     weights: WeightKind
     """How the target's matrices are kept."""

@@ -62,8 +62,9 @@ class LoadSettings:
     """Upper limit of adaptive gamma."""
     max_lead: int = DEFAULT_MAX_LEAD
     """PIPELINED: most tokens drafted past a block while it is verified."""
-    num_awaited: int = 0
-    """PIPELINED: proposals that the target waits for where fewer are ready; 0 never waits for the draft."""
+    num_awaited: int | None = None
+    """PIPELINED: proposals that the target waits for where fewer are ready; 0 never waits for the draft, None waits for
+    as many as gamma says, as a sequential round does."""
     weights: WeightKind = CPU_WEIGHT_KIND
     """How matrices are kept: float16 where the CPU has kernels for it (x86-64), else float32."""
     threads: int | None = None
@@ -96,7 +97,9 @@ class LoadSettings:
             )
         check_integer("max_gamma", self.max_gamma, low=0, high=MAX_GAMMA, advice=f"{DEFAULT_MAX_GAMMA} is the default")
         check_integer("max_lead", self.max_lead, low=1, high=MAX_LEAD, advice=f"{DEFAULT_MAX_LEAD} is the default")
-        check_integer("num_awaited", self.num_awaited, low=0, high=MAX_GAMMA, advice="0 never waits for the draft")
+        if self.num_awaited is not None:
+            advice = "0 never waits for the draft, None waits for as many as gamma says"
+            check_integer("num_awaited", self.num_awaited, low=0, high=MAX_GAMMA, advice=advice)
         if self.threads is not None:
             advice = "None takes torch's own choice"
             check_integer("threads", self.threads, low=1, high=max(64, 2 * (os.cpu_count() or 1)), advice=advice)

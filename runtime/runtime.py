@@ -90,7 +90,7 @@ class Runtime:
             gamma=settings.gamma,
             max_gamma=settings.gamma_limit,
             max_lead=settings.max_lead if pipelined else 0,
-            num_awaited=settings.num_awaited if pipelined else 0,
+            num_awaited=settings.num_awaited if pipelined else None,
             warmup_tokens=settings.warmup_tokens,
             weights=engine.weights,
             threads=engine.num_threads,

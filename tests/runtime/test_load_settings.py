@@ -77,6 +77,7 @@ def test_limits_of_lookahead_are_allowed() -> None:
     settings = from_keywords(mode="pipelined", max_lead=MAX_LEAD, num_awaited=MAX_GAMMA)
     assert (settings.max_lead, settings.num_awaited) == (MAX_LEAD, MAX_GAMMA)
     assert (from_keywords(max_lead=1).max_lead, from_keywords(num_awaited=0).num_awaited) == (1, 0)
+    assert from_keywords().num_awaited is from_keywords(num_awaited=None).num_awaited is None
 
 
 def test_names_stand_for_modes_weights_and_rules() -> None:
@@ -95,7 +96,7 @@ WRONG_TYPES: dict[str, tuple[object, ...]] = {
     "gamma": (1.5, True, None, [4]),
     "max_gamma": (1.5, True, None, "8"),
     "max_lead": (1.5, True, None, "8"),
-    "num_awaited": (1.5, True, None, "8"),
+    "num_awaited": (1.5, True, "8"),
     "weights": (8, None),
     "threads": (1.5, True, "2"),
     "context_length": (1.5, True, "2"),

@@ -142,7 +142,7 @@ async def test_the_description_tells_what_was_loaded(runtime: Runtime, plain_run
         "gamma": 4,
         "max_gamma": 4,
         "max_lead": 8 if pipelined else 0,
-        "num_awaited": 1 if pipelined else 0,
+        "num_awaited": 1 if pipelined else None,
         "warmup_tokens": 0,
         "weights": "float32",
         "threads": 2 if pipelined else 1,
