@@ -101,6 +101,20 @@ class TestHost:
             seen.add(launch.skipped)
         assert seen == {True, False}
 
+    def test_finds_any_number_of_launches_over_after_a_glance(self) -> None:
+        numbers = set()
+        for seed in range(200):
+            device = VirtualDevice(seed)
+            stream, other = device.stream("main"), device.event("other")
+            ran: list[int] = []
+            gate = stream.hold()
+            for index in range(12):
+                stream.launch(lambda index=index, ran=ran: ran.append(index))
+            gate.release()
+            other.done()
+            numbers.add(len(ran))
+        assert {0, 1, 12} < numbers
+
     def test_polling_comes_to_an_end(self) -> None:
         for seed in range(50):
             stream = VirtualDevice(seed).stream("main")

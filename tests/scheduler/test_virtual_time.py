@@ -167,8 +167,18 @@ class TestContention:
         right.close()
         assert spans(device)["a 4"] == (0, 4)
 
-    def test_many_uneven_pieces_end_together(self) -> None:
-        """Thirds and tenths are no binary fractions: what should end at once must not leave a crumb."""
+    def test_what_ends_at_once_leaves_no_crumbs(self) -> None:
+        """Three times a tenth is more than three tenths, in binary fractions."""
+        device = VirtualDevice(costs=costs())
+        left, right = device.stream("left"), device.stream("right")
+        for label in ("a 0.1", "b 0.1", "c 0.1"):
+            left.launch(int, label=label)
+        right.launch(int, label="d 0.3")
+        left.close()
+        right.close()
+        assert spans(device)["c 0.1"][1] == spans(device)["d 0.3"][1]
+
+    def test_many_uneven_pieces_add_up(self) -> None:
         device = VirtualDevice(costs=costs({"left": 1.1, "right": 1.3}))
         left, right = device.stream("left"), device.stream("right")
         for _ in range(100):
