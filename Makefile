@@ -6,7 +6,8 @@
 #   TORCH        what pip installs where the environment has no torch yet (default: torch==2.13.0)
 #   PROMPT       what `make demo` asks
 #   WORKERS      processes that run the tests (default: 2)
-#   PYTEST_ARGS  more arguments for pytest; BENCH_ARGS likewise for the benchmark
+#   PYTEST_ARGS  more arguments for pytest; BENCH_ARGS likewise for the benchmark, FUZZ_ARGS for the fuzz
+#                (default: 2000 seeds over WORKERS processes)
 
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -16,6 +17,7 @@ PROMPT ?= Turn this list into a numbered list, and keep every word: check the oi
 WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_ARGS ?= --seeds 2000 --workers $(WORKERS)
 
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
@@ -27,7 +29,7 @@ INSTALLED := $(VENV)/.installed
 SAY := @printf '\n==> %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup weights demo test bench lint format clean
+.PHONY: help setup weights demo test fuzz bench lint format clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -62,6 +64,10 @@ demo: weights ## Answer a prompt with and without speculation, streamed, and com
 test: weights ## Run every test
 	$(SAY) "Tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+fuzz: $(INSTALLED) ## Play the pipeline in many thousand orders (under an hour; Ctrl-C stops it)
+	$(SAY) "Interleaving fuzz"
+	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
 bench: weights ## Measure against transformers on this machine
 	$(SAY) "Benchmark"
