@@ -76,6 +76,7 @@ class ScriptedSource:
     most: int = 100
     """Tokens that one call gives at most."""
     behind: bool = False
+    max_block: int = 64
     calls: list[tuple[object, ...]] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)
     """What a method is to raise, by its name."""
