@@ -60,7 +60,9 @@ class GenerationOptions:
     min_p: float = 0.0
     """Draw from tokens at least this fraction as likely as the most likely one."""
     seed: int | None = None
-    """Equal seeds give equal tokens under coupled verification, whatever draft, gamma or mode; None draws a seed."""
+    """Equal seeds give equal tokens under coupled verification, whatever draft, gamma or mode; None draws a seed. Under
+    rejection verification what was proposed matters too, and that depends on time in pipelined mode and where gamma
+    adapts."""
     stop: tuple[str, ...] = ()
     """The output ends before the first of these strings."""
     stop_token_ids: tuple[int, ...] = ()

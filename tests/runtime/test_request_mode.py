@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -204,6 +205,12 @@ def test_options_survive_json() -> None:
 
 
 async def test_resolved_options_draw_the_same_again(runtime: Runtime) -> None:
-    keywords = GenerationOptions(temperature=1.0, max_tokens=30, ignore_eos=True).resolved().as_dict()
-    first, second = [await runtime.generate(PROMPTS[2], **keywords) for _ in range(2)]
-    assert first.token_ids == second.token_ids
+    """Under the rejection rule in the mode whose blocks do not depend on time, under the coupled rule in any."""
+    drawn = GenerationOptions(temperature=1.0, max_tokens=30, ignore_eos=True)
+    for options in (
+        dataclasses.replace(drawn, mode=Mode.SEQUENTIAL),
+        dataclasses.replace(drawn, verification=Verification.COUPLED),
+    ):
+        keywords = options.resolved().as_dict()
+        first, second = [await runtime.generate(PROMPTS[2], **keywords) for _ in range(2)]
+        assert first.token_ids == second.token_ids
