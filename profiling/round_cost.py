@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -35,7 +36,6 @@ Result = TypeVar("Result")
 _GAMMA = 4
 _VOCAB_SIZE = 8
 _NUM_WARM_UP = 300
-_CAPACITY = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class _CostlessModel:
 
     name = "costless"
     vocab_size = _VOCAB_SIZE
-    context_length = _CAPACITY
+    context_length = sys.maxsize
     max_block = 17
     device = torch.device("cpu")
 
@@ -131,45 +131,52 @@ class _ClockedStream(ThreadStream):
 
 
 async def _measured(mode: str, event_loop: str, num_rounds: int) -> RoundCost:
+    num_tokens = (_NUM_WARM_UP + num_rounds + 2) * (_GAMMA + 1)
+    capacity = num_tokens + 16
     target_stream = _ClockedStream("target")
     draft_stream = ThreadStream("draft", num_threads=1) if mode == "pipelined" else target_stream
     try:
-        target = Lane("target", _CostlessModel(), target_stream, capacity=_CAPACITY)
-        draft = Lane("draft", _CostlessModel(), draft_stream, capacity=_CAPACITY)
+        target = Lane("target", _CostlessModel(), target_stream, capacity=capacity)
+        draft = Lane("draft", _CostlessModel(), draft_stream, capacity=capacity)
         proposers = [] if mode == "plain" else [ModelProposer(draft, FixedGamma(_GAMMA))]
         loop: SequentialLoop | PipelinedLoop
         if mode == "pipelined":
             loop = PipelinedLoop(target, draft_stream, proposers, max_gamma=_GAMMA, max_lead=_GAMMA)
         else:
             loop = SequentialLoop(target, draft_stream, proposers, max_gamma=_GAMMA)
-        return await _timed_rounds(loop, target_stream.clock, mode, event_loop, num_rounds)
+        return await _timed_rounds(loop, target_stream.clock, mode, event_loop, num_rounds, num_tokens)
     finally:
         target_stream.close()
         draft_stream.close()
 
 
 async def _timed_rounds(
-    loop: SequentialLoop | PipelinedLoop, clock: _Clock, mode: str, event_loop: str, num_rounds: int
+    loop: SequentialLoop | PipelinedLoop,
+    clock: _Clock,
+    mode: str,
+    event_loop: str,
+    num_rounds: int,
+    num_tokens: int,
 ) -> RoundCost:
-    request = DecodeRequest(prompt_ids=(1, 2, 3), settings=SamplingSettings(), max_tokens=_CAPACITY - 10)
+    request = DecodeRequest(prompt_ids=(1, 2, 3), settings=SamplingSettings(), max_tokens=num_tokens)
     await loop.prefill(request)
     rounds = loop.rounds(request)
     for _ in range(_NUM_WARM_UP):
         await anext(rounds)
-    clock.gaps_us.clear()
-    round_us, computed_s = [], time.thread_time()
-    before_s = time.perf_counter()
+    round_us, host_us = [], []
+    before_s, computed_before_s = time.perf_counter(), time.thread_time()
     for _ in range(num_rounds):
         await anext(rounds)
-        now_s = time.perf_counter()
+        now_s, computed_s = time.perf_counter(), time.thread_time()
         round_us.append((now_s - before_s) * 1e6)
-        before_s = now_s
-    computed_s = time.thread_time() - computed_s
+        host_us.append((computed_s - computed_before_s) * 1e6)
+        before_s, computed_before_s = now_s, computed_s
     await rounds.aclose()
     return RoundCost(
         mode=mode,
         event_loop=event_loop,
-        host_us=computed_s / num_rounds * 1e6,
+        host_us=statistics.median(host_us),
+        # Those of the warm-up are few among them, and a median minds no few.
         gap_us=statistics.median(clock.gaps_us),
         round_us=statistics.median(round_us),
         num_rounds=num_rounds,

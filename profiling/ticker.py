@@ -17,18 +17,24 @@ _PAUSE_S = 0.01
 async def ticking() -> AsyncIterator[list[float]]:
     """Tick as long as the block runs; gives the seconds between ticks, which grow meanwhile."""
     gaps_s: list[float] = []
+    last = time.perf_counter()
+
+    def note() -> None:
+        nonlocal last
+        now = time.perf_counter()
+        gaps_s.append(now - last)
+        last = now
 
     async def tick() -> None:
-        last = time.perf_counter()
         while True:
             await asyncio.sleep(_PAUSE_S)
-            now = time.perf_counter()
-            gaps_s.append(now - last)
-            last = now
+            note()
 
     ticker = asyncio.create_task(tick())
     try:
         yield gaps_s
     finally:
+        # The loop may have been held up to the very end.
+        note()
         ticker.cancel()
         await asyncio.wait([ticker])

@@ -76,7 +76,7 @@ def decoding_loops(
         match mode:
             case Mode.PLAIN:
                 # No draft is asked, and no room is kept for what it would propose.
-                loops[mode] = SequentialLoop(target, target.stream, max_gamma=0)
+                loops[mode] = SequentialLoop(target, target.stream, max_gamma=0, name="plain")
             case Mode.SEQUENTIAL:
                 loops[mode] = SequentialLoop(
                     target,

@@ -21,6 +21,8 @@ class Piece:
     launch: Launch[Drafted]
     drafted: Event
     buffer: str
+    number: int = 0
+    """Pieces are numbered as they are launched."""
     instant: bool = False
     """Whether it takes microseconds: a look-up, not a step of a model."""
     generation: Generation | None = None

@@ -51,33 +51,36 @@ class Chain:
     def draft_block(self, max_tokens: int) -> Drafted:
         """A whole block at once, of the first source that has one."""
         draft_ms = 0.0
-        for source, proposer in enumerate(self._proposers if max_tokens else ()):
-            gamma = min(proposer.choose(self._history), max_tokens)
-            if gamma <= 0:
-                continue
-            proposal = proposer.extend(self._decoding.law, self._history, (), gamma)
-            # A source that only caught up took its time all the same.
-            draft_ms += proposal.draft_ms
-            if proposal:
-                return Drafted(proposal=dataclasses.replace(proposal, source=source, draft_ms=draft_ms), gamma=gamma)
+        with self._remembering_errors():
+            for source, proposer in enumerate(self._proposers if max_tokens else ()):
+                gamma = min(proposer.choose(self._history), max_tokens)
+                if gamma <= 0:
+                    continue
+                proposal = proposer.extend(self._decoding.law, self._history, (), gamma)
+                # A source that only caught up took its time all the same.
+                draft_ms += proposal.draft_ms
+                if proposal:
+                    proposal = dataclasses.replace(proposal, source=source, draft_ms=draft_ms)
+                    return Drafted(proposal=proposal, gamma=gamma)
         return Drafted(proposal=Proposal(draft_ms=draft_ms))
 
     def catch_up(self) -> None:
-        """Let a source that is to draft read a part of what it has missed."""
-        if self._error is not None or not self._decoding.room_ahead(self._history, 0):
-            return
+        """Let every source read a part of what it has missed; another one may be asked next."""
         with self._remembering_errors():
-            self._ask()
-            if self._source is not None:
-                self._proposers[self._source].catch_up(self._history)
+            for proposer in self._proposers:
+                proposer.catch_up(self._history)
 
     def look_up(self) -> Drafted:
         """What an instant source has to offer; where a model is to draft instead, or nobody, nothing."""
-        return self._draft(instant=True)
+        return self._draft(instant=True, ahead=True)
 
-    def step(self) -> Drafted:
-        """One more token of a model; where the chain is an instant source's, or nobody's, nothing."""
-        return self._draft(instant=False)
+    def step(self, *, ahead: bool = True) -> Drafted:
+        """One more token of a model; where the chain is an instant source's, or nobody's, nothing.
+
+        Unless it is to go `ahead`, it brings no more than a block and a guess: the target may be waiting for it, and
+        gamma is chosen only after it was launched.
+        """
+        return self._draft(instant=False, ahead=ahead)
 
     def settle(self, judgement: Judgement) -> None:
         """Take in a verdict: after a hit the rest of the chain stands, else all sources forget it."""
@@ -120,11 +123,11 @@ class Chain:
             self._error = error
             raise
 
-    def _draft(self, *, instant: bool) -> Drafted:
+    def _draft(self, *, instant: bool, ahead: bool) -> Drafted:
         with self._remembering_errors():
-            return self._extended(instant=instant)
+            return self._extended(instant=instant, ahead=ahead)
 
-    def _extended(self, *, instant: bool) -> Drafted:
+    def _extended(self, *, instant: bool, ahead: bool) -> Drafted:
         room = self._decoding.room_ahead(self._history, len(self._token_ids))
         if not room:
             return Drafted()
@@ -135,9 +138,12 @@ class Chain:
         behind = proposer.is_behind(self._history)
         if proposer.instant is not instant:
             return Drafted(gamma=self._gamma, behind=behind)
-        num_wanted = min(self._gamma + self._max_lead - len(self._token_ids), room) if instant else 1
+        num_ahead = self._max_lead if ahead else 1
+        num_wanted = min(self._gamma + num_ahead - len(self._token_ids), room)
         if num_wanted <= 0:
             return Drafted(gamma=self._gamma)
+        if not instant:
+            num_wanted = 1
         proposal = proposer.extend(self._decoding.law, self._history, tuple(self._token_ids), num_wanted)
         self._token_ids.extend(proposal.token_ids)
         return Drafted(

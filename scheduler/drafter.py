@@ -6,6 +6,7 @@ how a source drafts or how a block is judged.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -19,16 +20,20 @@ from scheduler.streams.base import Event, Stream
 from scheduler.streams.lineage import Generation
 
 _MORE_SLOTS = 6
-"""Pieces beside block and lookahead that may wait to be read: of two rounds, a look-up, a step and one to spare."""
+"""Slots beside those of a block and its lookahead: pieces that bring no token take one as well. Where all are taken,
+nothing is launched until the oldest is free."""
 
 
 class Drafter:
     """Any number of draft sources on one stream."""
 
-    def __init__(self, stream: Stream, proposers: Sequence[Proposer], *, max_gamma: int, max_lead: int = 0) -> None:
+    def __init__(
+        self, name: str, stream: Stream, proposers: Sequence[Proposer], *, max_gamma: int, max_lead: int = 0
+    ) -> None:
         """Bind the sources.
 
         Args:
+            name: of the loop, before the names of its buffers.
             stream: where they run; may be the target's own.
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of a block.
@@ -37,13 +42,16 @@ class Drafter:
         self._stream = stream
         self._proposers = tuple(proposers)
         self._chain = Chain(self._proposers, max_lead=max_lead)
-        self._buffers = ("draft.chain", *(name for proposer in self._proposers for name in proposer.buffers))
+        self._name = name
+        self._buffers = (f"{name}.chain", *(name for proposer in self._proposers for name in proposer.buffers))
         self._num_slots = max_gamma + max_lead + _MORE_SLOTS
         self._num_pieces = 0
         self.looks_up = any(proposer.instant for proposer in self._proposers)
         """Whether any source gives its tokens at once."""
         self.steps = any(not proposer.instant for proposer in self._proposers)
         """Whether any source takes a step for each token."""
+        self.max_block = min((proposer.max_block for proposer in self._proposers), default=sys.maxsize)
+        """Tokens of a prompt that every source reads at once."""
 
     def begin(self, decoding: Decoding, history: TokenHistory) -> None:
         """Start a request: the sources keep what still holds."""
@@ -64,9 +72,13 @@ class Drafter:
         """Ask the sources, and take what an instant one has."""
         return self._piece(self._chain.look_up, "look up", generation, instant=True)
 
-    def step(self, generation: Generation) -> Piece:
-        """One more token."""
-        return self._piece(self._chain.step, "draft", generation)
+    def step(self, generation: Generation, *, ahead: bool = True) -> Piece:
+        """One more token: of the next block and its guess, or further `ahead`."""
+        return self._piece(partial(self._chain.step, ahead=ahead), "draft", generation)
+
+    def has_slot(self, oldest: Piece | None) -> bool:
+        """Whether one more piece can be launched without taking the slot of `oldest`, or of a piece after it."""
+        return oldest is None or self._num_pieces - oldest.number < self._num_slots
 
     def settle(self, flight: Flight) -> Event | None:
         """Behind the verdict, keep the chain or roll every source back; the host is not asked.
@@ -84,7 +96,7 @@ class Drafter:
             writes=self._buffers,
             label="settle",
         )
-        # The first event takes up an error, if there is one; the second is behind it.
+        # This event takes up a verdict's error, which the host gets from the flight; a source's own the chain keeps.
         self._stream.record()
         return self._stream.record()
 
@@ -96,8 +108,11 @@ class Drafter:
         *,
         instant: bool = False,
     ) -> Piece:
-        buffer = f"ring[{self._num_pieces % self._num_slots}]"
+        number = self._num_pieces
+        buffer = f"{self._name}.ring[{number % self._num_slots}]"
         self._num_pieces += 1
         launch = self._stream.launch(work, writes=(*self._buffers, buffer), label=label, generation=generation)
         drafted = self._stream.record()
-        return Piece(launch=launch, drafted=drafted, buffer=buffer, instant=instant, generation=generation)
+        return Piece(
+            launch=launch, drafted=drafted, buffer=buffer, number=number, instant=instant, generation=generation
+        )

@@ -56,11 +56,6 @@ class TokenHistory:
         """Tokens generated so far."""
         return self.length - self.num_prompt_tokens
 
-    @property
-    def last_id(self) -> int:
-        """The newest token."""
-        return self._log[self.length - 1]
-
     def ids(self, start: int = 0) -> list[int]:
         """The tokens from `start` on, copied."""
         return self._log[start : self.length]

@@ -40,6 +40,8 @@ class Lane:
         self.stream = stream
         self.capacity = capacity
         self.costs = BlockCosts()
+        self.reader: object | None = None
+        """Whoever's prompt the cache was last prepared for; set and asked by the host, never by launches."""
         self._cache = model.new_cache(capacity)
         self._held_ids: list[int] = []
 
@@ -52,11 +54,6 @@ class Lane:
     def num_held(self) -> int:
         """Tokens whose keys and values the cache holds."""
         return len(self._held_ids)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the cache."""
-        return self._cache.num_bytes
 
     def resume(self, token_ids: Sequence[int]) -> int:
         """Keep the longest common prefix of what is held and `token_ids`; returns its length."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from scheduler.block import BlockPlan, Piece
+from scheduler.pace import Pace
 from scheduler.round import Drafted, Judgement, RoundReport
 from scheduler.streams.lineage import Generation
 
@@ -38,9 +39,17 @@ class Lookahead:
         self._num_taken = 0
         self._late: list[Piece] = []
         """Thrown away before they had run."""
+        self.error: BaseException | None = None
+        """What the draft raised in a piece that was looked at; the pieces behind it have failed as well."""
+        self._pace = Pace()
+        self._ran_ahead = False
+        """Whether the draft had something to do behind the guess while the block was verified."""
         self._gamma = 0
+        """Tokens worth verifying at once, by the newest piece that has run."""
         self._behind = behind
+        """Whether, by that piece, the draft is still reading: then nothing is expected of it."""
         self._quiet = False
+        """Whether, by that piece, no source wants to draft: then no steps are launched beside the one that asks."""
         self._draft_ms = 0.0
         self._num_discarded = 0
 
@@ -49,17 +58,15 @@ class Lookahead:
         self._pieces.append(piece)
 
     def look(self) -> None:
-        """Note which pieces have run by now; one without a token is forgotten.
-
-        Raises:
-            BaseException: whatever the draft raised.
-        """
-        while len(self._ready) < len(self._pieces) and self._pieces[len(self._ready)].drafted.done():
-            launch = self._pieces[len(self._ready)].launch
-            if launch.skipped:
-                # A verdict refuted it a moment ago, and all behind it.
+        """Note which pieces have run by now; one without a token is forgotten."""
+        while self.error is None and len(self._ready) < len(self._pieces):
+            piece = self._pieces[len(self._ready)]
+            # A verdict may have refuted a piece a moment ago, and all behind it.
+            if not piece.drafted.done() or piece.launch.skipped:
                 break
-            drafted = launch.result()
+            drafted = self._result_of(piece)
+            if drafted is None:
+                break
             self._gamma, self._behind = drafted.gamma or self._gamma, drafted.behind
             self._quiet = not drafted.gamma
             if drafted.proposal:
@@ -70,16 +77,21 @@ class Lookahead:
 
     def num_missing(self, room: int) -> int:
         """Steps to launch before the next block, so that all it may wait for is on its way."""
-        return max(0, self._block_size(room) + 1 - self._num_tokens) if self._active(room) else 0
+        if not self._active(room):
+            return 0
+        return max(0, self._block_size(room) + (not self._pace.too_slow) - self._num_tokens)
 
     def num_ahead_missing(self, room: int) -> int:
         """Steps to launch behind the next block, so that the draft has enough to do meanwhile."""
-        return max(0, self._block_size(room) + self._max_lead - self._num_tokens) if self._active(room) else 0
+        active = self._active(room) and not self._pace.too_slow
+        self._ran_ahead = active and self._max_lead > 1
+        return max(0, self._block_size(room) + self._max_lead - self._num_tokens) if active else 0
 
     def plan(self, room: int) -> BlockPlan:
         """The next block of at most `room` tokens: all that is ready, and what is worth waiting for."""
         if not room:
             return BlockPlan()
+        may_guess = not self._behind and not self._pace.too_slow
         stop = len(self._ready)
         num_waiting = self._block_size(room) - self._num_ready
         if self._num_ready == 0 and stop < len(self._pieces) and self._pieces[stop].instant:
@@ -91,13 +103,15 @@ class Lookahead:
             pieces=tuple(self._pieces[:stop]),
             num_taken=self._num_taken,
             max_tokens=room,
-            guesses=() if self._behind else self._guesses(room, stop),
-            may_guess=not self._behind,
+            guesses=self._guesses(room, stop) if may_guess else (),
+            may_guess=may_guess,
         )
 
     def commit(self, judgement: Judgement) -> None:
         """Take up what was judged; without a hit the rest is thrown away."""
         self.look()
+        shows_pace = judgement.has_guess and self._ran_ahead
+        self._pace.note(self._num_ready > len(judgement.proposal) if shows_pace else None)
         if not judgement.hit:
             self._num_taken += judgement.num_verified
             self._throw_away([piece for piece in self._pieces if piece.generation is self.generation])
@@ -113,9 +127,6 @@ class Lookahead:
 
         A piece that was thrown away while it ran is counted once it is seen to have run; with the last report whatever
         is left is thrown away.
-
-        Raises:
-            BaseException: whatever the draft raised in one of these.
         """
         if report.finish_reason is not None:
             self._throw_away([])
@@ -123,14 +134,21 @@ class Lookahead:
         for piece in self._late:
             if not piece.drafted.done():
                 running.append(piece)
-            elif not piece.launch.skipped:
-                proposal = piece.launch.result().proposal
-                self._num_discarded += len(proposal)
-                self._draft_ms += proposal.draft_ms
+            elif not piece.launch.skipped and (drafted := self._result_of(piece)) is not None:
+                self._num_discarded += len(drafted.proposal)
+                self._draft_ms += drafted.proposal.draft_ms
         self._late = running
         report = dataclasses.replace(report, draft_ms=self._draft_ms, num_discarded=self._num_discarded)
         self._draft_ms, self._num_discarded = 0.0, 0
         return report
+
+    def _result_of(self, piece: Piece) -> Drafted | None:
+        """What a piece brought; an error is kept for the loop, which has something to hand out first."""
+        try:
+            return piece.launch.result()
+        except BaseException as error:
+            self.error = error
+            return None
 
     def _throw_away(self, kept: list[Piece]) -> None:
         """Forget all pieces but those that were launched behind the verdict, whatever it was to be."""
@@ -151,9 +169,19 @@ class Lookahead:
         """Tokens that are ready or on their way, if no step fails to bring one."""
         return self._num_ready + sum(not piece.instant for piece in self._pieces[len(self._ready) :])
 
+    @property
+    def oldest(self) -> Piece | None:
+        """The first piece whose slot may still be read."""
+        return self._pieces[0] if self._pieces else None
+
+    @property
+    def worth_drafting(self) -> bool:
+        """Whether a new chain is worth its first step: the target will find it ready, or wait for it."""
+        return not self._pace.too_slow or self._num_awaited != 0
+
     def _active(self, room: int) -> bool:
-        """Whether more steps make sense: not where the last one found that nobody wants to draft."""
-        return room > 0 and not self._quiet
+        """Whether more steps make sense beside the first of a chain, which asks, reads and shows what can be had."""
+        return room > 0 and not self._quiet and not self._behind
 
     def _block_size(self, room: int) -> int:
         """Tokens of the next block, as far as it can be known."""

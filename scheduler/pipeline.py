@@ -27,7 +27,7 @@ from scheduler.round import DecodeRequest, PrefillReport, RoundReport
 from scheduler.settings import check_integer
 from scheduler.streams.base import Stream
 from scheduler.streams.lineage import Lineage
-from scheduler.verifier import Verifier
+from scheduler.verifier import NUM_VERDICT_SLOTS, Verifier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ class PipelinedLoop:
         max_lead: int = 8,
         num_awaited: int | None = None,
         warmup_tokens: int = 0,
+        num_verdict_slots: int = NUM_VERDICT_SLOTS,
+        name: str = "pipelined",
     ) -> None:
         """Bind the lanes.
 
@@ -65,12 +67,16 @@ class PipelinedLoop:
                 for as many as the source thinks worth a block, as a sequential round does: what was drafted ahead then
                 comes on top, and nothing is lost where it seldom helps.
             warmup_tokens: output tokens of each request that are decoded plainly.
+            num_verdict_slots: verdicts that may wait for a draft that is busy, before the target waits for it.
+            name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
         check_integer("max_lead", max_lead, low=1, advice="8 is a good start; without lookahead use SequentialLoop")
         if num_awaited is not None:
             check_integer("num_awaited", num_awaited, low=0, advice="0 never waits for the draft")
-        self._verifier = Verifier(target, max_gamma=max_gamma, warmup_tokens=warmup_tokens)
-        self._drafter = Drafter(draft_stream, proposers, max_gamma=self._verifier.max_gamma, max_lead=max_lead)
+        self._verifier = Verifier(
+            name, target, max_gamma=max_gamma, warmup_tokens=warmup_tokens, num_verdict_slots=num_verdict_slots
+        )
+        self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma, max_lead=max_lead)
         self._max_lead = max_lead
         self._num_awaited = num_awaited
         self._lineage = Lineage()
@@ -83,21 +89,23 @@ class PipelinedLoop:
         """
         run = self._begin(request)
         try:
-            report = await self._verifier.prefill(request)
+            return await self._verifier.prefill(request)
         except BaseException:
             self._lineage.retire(run.lookahead.generation)
             raise
-        self._begun = run
-        return report
 
     async def rounds(self, request: DecodeRequest) -> AsyncGenerator[RoundReport, None]:
         """Decode a prefilled request; yields a report a round, the last one with the finish reason.
 
         A report is handed out while the next block is being verified.
+
+        Raises:
+            RuntimeError: if the request is not the one that was prefilled last, or was decoded already.
         """
+        self._verifier.check_prefilled(request)
         run, self._begun = self._begun, None
-        if run is None or run.decoding.request is not request:
-            run = self._begin(request)
+        if run is None:
+            raise RuntimeError("prefill the request with the loop that is to decode it")
         decoding, history, lookahead = run.decoding, run.history, run.lookahead
         try:
             flight = self._launch_round(decoding, history, lookahead)
@@ -106,48 +114,58 @@ class PipelinedLoop:
                 lookahead.commit(judgement)
                 report = lookahead.bill(commit(decoding, history, judgement))
                 history = judgement.history
-                if report.finish_reason is None:
+                going_on = report.finish_reason is None and lookahead.error is None
+                if going_on:
                     flight = self._launch_round(decoding, history, lookahead)
                 yield report
                 if report.finish_reason is not None:
                     return
+                if not going_on and lookahead.error is not None:
+                    # The target has vouched for the report, so it was handed out first.
+                    raise lookahead.error
         finally:
             self._lineage.retire(lookahead.generation)
 
     def _begin(self, request: DecodeRequest) -> _Run:
+        if self._begun is not None:
+            # It was prefilled, and its caller went away.
+            self._lineage.retire(self._begun.lookahead.generation)
         decoding = self._verifier.prepare(request)
         history = decoding.start_history()
-        num_blocks = history.length // self._verifier.lane.model.max_block
+        num_reads = history.length // self._drafter.max_block if self._drafter.steps else 0
         lookahead = Lookahead(
-            self._lineage.begin(), max_lead=self._max_lead, num_awaited=self._num_awaited, behind=num_blocks > 0
+            self._lineage.begin(), max_lead=self._max_lead, num_awaited=self._num_awaited, behind=num_reads > 0
         )
         self._drafter.begin(decoding, history)
-        if self._drafter.steps:
-            for _ in range(num_blocks):
+        if not decoding.warming_up(history):
+            for _ in range(num_reads):
                 self._drafter.catch_up(lookahead.generation)
         self._start_chain(lookahead)
-        return _Run(decoding=decoding, history=history, lookahead=lookahead)
+        self._begun = _Run(decoding=decoding, history=history, lookahead=lookahead)
+        return self._begun
 
     def _launch_round(self, decoding: Decoding, history: TokenHistory, lookahead: Lookahead) -> Flight:
         """Hand the target its block, give the draft enough to do meanwhile, and tell it what to do with the verdict."""
         room = decoding.room(history)
         lookahead.look()
-        self._launch_steps(lookahead, lookahead.num_missing(room))
+        self._launch_steps(lookahead, lookahead.num_missing(room), ahead=False)
         flight = self._verifier.verify(decoding, history, lookahead.plan(room), lookahead.generation)
-        self._launch_steps(lookahead, lookahead.num_ahead_missing(room))
+        self._launch_steps(lookahead, lookahead.num_ahead_missing(room), ahead=True)
         self._verifier.release(flight, self._drafter.settle(flight))
         # What follows builds on the verdict, whatever it is.
         lookahead.generation = self._lineage.begin()
         self._start_chain(lookahead)
         return flight
 
-    def _launch_steps(self, lookahead: Lookahead, num_steps: int) -> None:
+    def _launch_steps(self, lookahead: Lookahead, num_steps: int, *, ahead: bool) -> None:
         if self._drafter.steps:
             for _ in range(num_steps):
-                lookahead.add(self._drafter.step(lookahead.generation))
+                if self._drafter.has_slot(lookahead.oldest):
+                    lookahead.add(self._drafter.step(lookahead.generation, ahead=ahead))
 
     def _start_chain(self, lookahead: Lookahead) -> None:
         """The first pieces behind a verdict: of a new chain after a miss, else of the old one."""
-        if self._drafter.looks_up:
+        if self._drafter.looks_up and self._drafter.has_slot(lookahead.oldest):
             lookahead.add(self._drafter.look_up(lookahead.generation))
-        self._launch_steps(lookahead, 1)
+        if lookahead.worth_drafting:
+            self._launch_steps(lookahead, 1, ahead=False)

@@ -115,6 +115,7 @@ class Verdict:
     """What the target made of a proposal."""
 
     num_accepted: int
+    """Proposed tokens that stand, an accepted guess among them."""
     token_ids: tuple[int, ...]
     """The accepted prefix and, unless that was judged to its end by the last row, the target's own next token."""
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -32,6 +32,7 @@ class SequentialLoop:
         *,
         max_gamma: int = 8,
         warmup_tokens: int = 0,
+        name: str = "sequential",
     ) -> None:
         """Bind the lanes.
 
@@ -41,17 +42,23 @@ class SequentialLoop:
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of one proposal.
             warmup_tokens: output tokens of each request that are decoded plainly.
+            name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
-        self._verifier = Verifier(target, max_gamma=max_gamma, warmup_tokens=warmup_tokens)
-        self._drafter = Drafter(draft_stream, proposers, max_gamma=self._verifier.max_gamma)
+        self._verifier = Verifier(name, target, max_gamma=max_gamma, warmup_tokens=warmup_tokens)
+        self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma)
 
     async def prefill(self, request: DecodeRequest) -> PrefillReport:
         """Read the prompt into the target's cache, all but what the first round takes along."""
         return await self._verifier.prefill(request)
 
     async def rounds(self, request: DecodeRequest) -> AsyncGenerator[RoundReport, None]:
-        """Decode a prefilled request; yields a report a round, the last one with the finish reason."""
+        """Decode a prefilled request; yields a report a round, the last one with the finish reason.
+
+        Raises:
+            RuntimeError: if the request is not the one that was prefilled last, or was decoded already.
+        """
         drafter, verifier = self._drafter, self._verifier
+        verifier.check_prefilled(request)
         decoding = verifier.prepare(request)
         history = decoding.start_history()
         drafter.begin(decoding, history)

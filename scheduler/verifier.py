@@ -25,26 +25,47 @@ from scheduler.verify import judge
 
 Result = TypeVar("Result")
 
-NUM_VERDICT_SLOTS = 2
-"""Verdicts that may wait for a draft that lags behind, before the target waits for it."""
+NUM_VERDICT_SLOTS = 16
+"""Verdicts that may wait for a draft that is busy, with a long text perhaps, before the target waits for it."""
 
 
 class Verifier:
     """The lane whose distribution is emitted."""
 
-    def __init__(self, target: Lane, *, max_gamma: int, warmup_tokens: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        target: Lane,
+        *,
+        max_gamma: int,
+        warmup_tokens: int,
+        num_verdict_slots: int = NUM_VERDICT_SLOTS,
+    ) -> None:
         """Bind the lane.
 
         Args:
+            name: of the loop, before the names of its buffers.
             target: the model, its cache and its stream.
             max_gamma: most tokens of a block, the last committed one not counted.
             warmup_tokens: output tokens of each request that are decoded plainly.
+            num_verdict_slots: verdicts that may wait for the draft.
         """
+        self._name = name
         self.lane = target
         self.max_gamma = min(max_gamma, target.model.max_block - 1)
         self._warmup_tokens = warmup_tokens
-        self._settled: list[Event | None] = [None] * NUM_VERDICT_SLOTS
+        self._settled: list[Event | None] = [None] * num_verdict_slots
         self._num_flights = 0
+
+    def check_prefilled(self, request: DecodeRequest) -> None:
+        """Refuse a request whose prompt the cache does not hold, and let none be decoded twice.
+
+        Raises:
+            RuntimeError: if another request was prefilled since, or this one was decoded already.
+        """
+        if self.lane.reader is not request:
+            raise RuntimeError("prefill the request first, and decode it once, before another one is prefilled")
+        self.lane.reader = None
 
     def prepare(self, request: DecodeRequest) -> Decoding:
         """The request with its law and limits."""
@@ -63,6 +84,7 @@ class Verifier:
         Each block is awaited before the next is launched, so that a cancelled request stops after one.
         """
         lane, prompt_ids = self.lane, request.prompt_ids
+        lane.reader = None
         buffers = (lane.cache_buffer,)
         num_reused = await _value_of(lane.stream, partial(lane.resume, prompt_ids[:-1]), "resume", buffers)
         start, width = num_reused, lane.model.max_block
@@ -70,6 +92,7 @@ class Verifier:
             block = prompt_ids[start : min(start + width, len(prompt_ids) - 1)]
             await _value_of(lane.stream, partial(lane.feed, block, num_logits=0), "prefill", buffers)
             start += len(block)
+        lane.reader = request
         return PrefillReport(num_prompt_tokens=len(prompt_ids), num_reused_tokens=num_reused)
 
     def verify(
@@ -93,13 +116,13 @@ class Verifier:
         )
         if plan.guesses:
             stream.wait(plan.guesses[-1].drafted)
-        slot = self._num_flights % NUM_VERDICT_SLOTS
+        slot = self._num_flights % len(self._settled)
         self._num_flights += 1
         # The verdict that this one overwrites must have been taken in by the draft's stream.
         read = self._settled[slot]
         if read is not None:
             stream.wait(read)
-        buffer = f"verdict[{slot}]"
+        buffer = f"{self._name}.verdict[{slot}]"
         judged = stream.launch(
             lambda: self._judge(decoding, history, plan, *forward.result(), generation),
             reads=("target.logits", *block_buffers, *guess_buffers),

@@ -32,6 +32,11 @@ class Proposer(Protocol):
         """Whether a whole proposal costs microseconds: then a target may as well wait for it."""
         ...
 
+    @property
+    def max_block(self) -> int:
+        """Most tokens that the source reads at once."""
+        ...
+
     def begin(self, history: TokenHistory) -> None:
         """Start a request: keep what is still true of an earlier one, forget the rest."""
         ...
@@ -39,7 +44,8 @@ class Proposer(Protocol):
     def choose(self, history: TokenHistory) -> int:
         """How many tokens after `history` are worth verifying at once; 0 where the source has nothing to offer.
 
-        Asked once a round at most.
+        Asked at the start of a chain, so once a round at most; of a source that takes a step for each token, also after
+        each hit. `extend` may come with a longer history than `choose` saw.
         """
         ...
 
@@ -60,5 +66,5 @@ class Proposer(Protocol):
         ...
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
-        """Learn from the verdict on this source's own proposal."""
+        """Learn from the verdict on this source's own proposal; a guess that was judged counts like the block."""
         ...

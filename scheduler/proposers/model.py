@@ -50,6 +50,11 @@ class ModelProposer:
         """A model takes a step for each token."""
         return False
 
+    @property
+    def max_block(self) -> int:
+        """Tokens that one call of the draft takes."""
+        return self._lane.model.max_block
+
     def begin(self, history: TokenHistory) -> None:
         """Keep the common prefix; the rest of the prompt is read when something is first proposed."""
         # The last token is always read anew: its row is what the first proposed token is drawn from.

@@ -6,6 +6,7 @@ worth a longer copy than a match of two. Knows nothing of models.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,6 +86,8 @@ class NgramProposer:
 
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
         """What followed these tokens where they occurred before; the chain is looked up, but never indexed."""
+        # After a hit the chain goes on without `choose`, so what was committed meanwhile is not indexed yet.
+        self._index.extend(history.ids(len(self._index)))
         num_committed = len(self._index)
         self._index.extend(chain_ids)
         match = self._index.propose(max_tokens)
@@ -95,6 +98,11 @@ class NgramProposer:
         """Never: what was not indexed yet takes microseconds."""
         return False
 
+    @property
+    def max_block(self) -> int:
+        """No text is too long to be indexed at once."""
+        return sys.maxsize
+
     def catch_up(self, history: TokenHistory) -> None:
         """Nothing to do: never behind."""
 
@@ -102,7 +110,7 @@ class NgramProposer:
         """Nothing to do: the index holds committed tokens only."""
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
-        """Tell the policy of the match's class."""
+        """Tell the policy of the match's class: the one chosen last, for a verdict comes before the next choice."""
         self._used.observe(num_proposed, num_accepted)
 
     def _settle_guess(self, history: TokenHistory) -> None:

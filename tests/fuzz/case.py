@@ -79,7 +79,11 @@ class PlannedRequest:
 class Setup:
     """How one run's loop is built, and what befalls its requests."""
 
-    num_awaited: int
+    max_lead: int
+    """Mostly the case's; sometimes so much that the ring of results is full at times."""
+    num_awaited: int | None
+    num_verdict_slots: int
+    """Few, so that the target has to wait for them."""
     warmup_tokens: int
     with_ngram: bool
     target_block: int
@@ -142,7 +146,9 @@ class Case:
         draw = self._random("setup")
         plan = planned_requests(self.seed)
         return Setup(
-            num_awaited=draw.choice((0, 0, draw.randint(0, self.gamma))),
+            max_lead=self.lead + draw.choice((0,) * 9 + (draw.randint(8, 26),)),
+            num_awaited=draw.choice((0, 0, None, draw.randint(0, self.gamma))),
+            num_verdict_slots=draw.choice((1, 2)),
             warmup_tokens=draw.choice((0, 0, 0, draw.randint(1, 4))),
             with_ngram=draw.random() < 0.2,
             target_block=draw.choice((self.gamma + 1, 16)),

@@ -120,8 +120,9 @@ class Run:
             self.draft_stream,
             proposers,
             max_gamma=case.gamma,
-            max_lead=case.lead,
+            max_lead=self.setup.max_lead,
             num_awaited=self.setup.num_awaited,
+            num_verdict_slots=self.setup.num_verdict_slots,
             warmup_tokens=self.setup.warmup_tokens,
         )
 
@@ -220,7 +221,7 @@ class Run:
         # The draft may not have come to the last verdicts.
         for report, lead in zip(judged, self.proposer.leads, strict=False):
             has_guess = report.hit is not None
-            _require(0 <= lead + has_guess <= self.case.lead, f"{lead + has_guess} tokens drafted past {report}")
+            _require(0 <= lead + has_guess <= self.setup.max_lead, f"{lead + has_guess} tokens drafted past {report}")
 
     def _check_lanes(self, text: list[int]) -> None:
         for lane in (self.target, self.draft):
@@ -235,7 +236,7 @@ class Run:
         if self.setup.with_ngram or counts["cut short"]:
             return
         num_counted = counts["proposed"] + counts["hits"] + counts["discarded"]
-        num_in_flight = 3 * (self.case.gamma + self.case.lead + 1) * len(self.requests)
+        num_in_flight = 3 * (self.case.gamma + self.setup.max_lead + 1) * len(self.requests)
         _require(
             num_counted <= self.proposer.num_drafted <= num_counted + num_in_flight,
             f"{num_counted} drafted tokens counted of {self.proposer.num_drafted}",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from profiling.ticker import ticking
 from runtime import Mode, Runtime
-from tests.support.ticker import ticking
 
 PROMPT = "Once upon a time there was a small model that"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from profiling.ticker import ticking
 from runtime import GenerationResult, Mode, Runtime, RuntimeClosedError
 from tests.support.table_runtime import Rig, build_rig, greedy_ids, similar_draft, table_target
-from tests.support.ticker import ticking
 from tests.support.watched_model import Gate
 
 PROMPTS = ((5, 17, 40, 8), (1, 2, 3), (200, 100))

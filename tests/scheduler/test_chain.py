@@ -104,12 +104,12 @@ class TestSources:
         begun.sources[0].behind = False
         assert not begun.chain.step().behind
 
-    def test_only_the_source_that_is_to_draft_catches_up(self) -> None:
-        silent, model = ScriptedSource(gamma=0), ScriptedSource(gamma=2)
-        begun = Begun(silent, model)
+    def test_every_source_catches_up_as_any_may_be_next(self) -> None:
+        sources = ScriptedSource(gamma=0), ScriptedSource(gamma=2)
+        begun = Begun(*sources)
         begun.chain.catch_up()
-        assert model.asked("catch_up") == [(3,)]
-        assert silent.asked("catch_up") == []
+        assert [source.asked("catch_up") for source in sources] == [[(3,)], [(3,)]]
+        assert [source.asked("choose") for source in sources] == [[], []]
 
 
 class TestWholeBlocks:

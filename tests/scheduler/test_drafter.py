@@ -30,8 +30,8 @@ class Halves:
         self.draft = WatchedStream(device.stream("draft"))
         self.model = target_model()
         self.lane = Lane("target", self.model, self.target, capacity=64)
-        self.verifier = Verifier(self.lane, max_gamma=4, warmup_tokens=0)
-        self.drafter = Drafter(self.draft, sources, max_gamma=4, max_lead=max_lead)
+        self.verifier = Verifier("pair", self.lane, max_gamma=4, warmup_tokens=0)
+        self.drafter = Drafter("pair", self.draft, sources, max_gamma=4, max_lead=max_lead)
         self.decoding: Decoding = self.verifier.prepare(request_of(PROMPT, 20))
         self.history = self.decoding.start_history()
         self.generation: Generation = Lineage().begin()
@@ -65,9 +65,9 @@ class TestDrafter:
         pieces = [drafter.look_up(generation), drafter.step(generation), *drafter.draft_block(2)]
         halves.drafter.settle(halves.verify([], None))
         for launch in halves.draft.launches:
-            assert {"draft.chain", "one", "two", "three"} <= set(launch.writes)
+            assert {"pair.chain", "one", "two", "three"} <= set(launch.writes)
         settling = halves.draft.launches[-1]
-        assert settling.reads == ("verdict[0]",)
+        assert settling.reads == ("pair.verdict[0]",)
         assert [piece.buffer in piece.launch.writes for piece in pieces] == [True] * 3  # type: ignore[attr-defined]  # a virtual launch has them
         halves.close()
 
@@ -146,14 +146,14 @@ class TestVerifier:
         assert set(forward.reads) == {"block"}
         assert {"target.cache", "target.logits"} <= set(forward.writes)
         assert {"target.logits", "block", "guess"} <= set(judging.reads)
-        assert {"target.cache", "verdict[0]"} <= set(judging.writes)
+        assert {"target.cache", "pair.verdict[0]"} <= set(judging.writes)
         halves.close()
 
     def test_verdicts_take_turns_with_their_slots(self) -> None:
         halves = Halves()
         flights = [halves.verify([], None) for _ in range(2 * NUM_VERDICT_SLOTS)]
         slots = [flight.buffer for flight in flights]
-        assert slots == [f"verdict[{index % NUM_VERDICT_SLOTS}]" for index in range(len(slots))]
+        assert slots == [f"pair.verdict[{index % NUM_VERDICT_SLOTS}]" for index in range(len(slots))]
         halves.close()
 
     @pytest.mark.parametrize("seed", range(3))

@@ -16,7 +16,7 @@ def test_a_history_is_prompt_and_output() -> None:
     assert history.ids() == [5, 6, 7, 1, 2]
     assert history.ids(3) == [1, 2]
     assert history.ids(5) == []
-    assert (history.length, history.num_prompt_tokens, history.num_output_tokens, history.last_id) == (5, 3, 2, 2)
+    assert (history.length, history.num_prompt_tokens, history.num_output_tokens) == (5, 3, 2)
 
 
 def test_older_views_keep_their_length() -> None:
@@ -24,7 +24,6 @@ def test_older_views_keep_their_length() -> None:
     second = first.extended((1,))
     third = second.extended((2, 3))
     assert (first.ids(), second.ids(), third.ids()) == ([5, 6], [5, 6, 1], [5, 6, 1, 2, 3])
-    assert (first.last_id, second.last_id, third.last_id) == (6, 1, 3)
 
 
 def test_only_the_newest_view_grows() -> None:

@@ -38,7 +38,9 @@ def test_cases_take_every_turn() -> None:
         case.setup() for case in itertools.islice(cases_of(5), 288)
     ]
     assert {fate.kind for setup in setups for fate in setup.fates} == set(FateKind)
-    assert {setup.num_awaited for setup in setups} == set(range(7))
+    assert {setup.num_awaited for setup in setups} == {None, *range(7)}
+    assert {setup.num_verdict_slots for setup in setups} == {1, 2}
+    assert max(setup.max_lead for setup in setups) > 20
     assert {setup.with_ngram for setup in setups} == {False, True}
     assert {setup.warmup_tokens for setup in setups} == set(range(5))
     assert len({setup.draft_block for setup in setups}) == 3

@@ -47,18 +47,14 @@ class TestEdges:
         assert any("flight.verified" in mutant.name for mutant in early_launches())
 
     def test_an_unchanged_copy_passes(self) -> None:
-        unchanged = rewritten("scheduler.verifier", "NUM_VERDICT_SLOTS = 2", "NUM_VERDICT_SLOTS = 2")
+        unchanged = rewritten("scheduler.verifier", "NUM_VERDICT_SLOTS = 16", "NUM_VERDICT_SLOTS = 16")
         assert first_failure(unchanged, scattered_cases(), NUM_SEEDS) is None
 
 
 class TestSlots:
     def test_a_ring_slot_is_not_reused_early(self) -> None:
-        too_few = rewritten("scheduler.drafter", "max_gamma + max_lead + _MORE_SLOTS", "max_gamma + max_lead - 1")
+        too_few = rewritten("scheduler.drafter", "number % self._num_slots", "number % (self._num_slots - 7)")
         assert isinstance(first_failure(too_few, scattered_cases(), NUM_SEEDS), StreamRace)
-
-    def test_one_verdict_slot_is_enough_if_the_target_waits(self) -> None:
-        one = rewritten("scheduler.verifier", "NUM_VERDICT_SLOTS = 2", "NUM_VERDICT_SLOTS = 1")
-        assert first_failure(one, scattered_cases(), NUM_SEEDS) is None
 
     def test_a_verdict_slot_is_not_reused_before_it_was_read(self) -> None:
         unread = rewritten("scheduler.verifier", "self._settled[flight.slot] = settled", "None")

@@ -280,7 +280,7 @@ class TestCalls:
 
     async def test_the_time_of_a_draft_that_only_caught_up_counts(self) -> None:
         class Reader:
-            name, buffers, instant = "reader", (), False
+            name, buffers, instant, max_block = "reader", (), False, 16
 
             def begin(self, history: TokenHistory) -> None: ...
 
