@@ -65,7 +65,7 @@ test: weights ## Run every test
 	$(SAY) "Tests"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
-fuzz: $(INSTALLED) ## Play the pipeline in many thousand orders (under an hour; Ctrl-C stops it)
+fuzz: $(INSTALLED) ## Play the pipeline in many thousand orders (about an hour; Ctrl-C stops it)
 	$(SAY) "Interleaving fuzz"
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
