@@ -138,8 +138,7 @@ class Chain:
         behind = proposer.is_behind(self._history)
         if proposer.instant is not instant:
             return Drafted(gamma=self._gamma, behind=behind)
-        num_ahead = self._max_lead if ahead else 1
-        num_wanted = min(self._gamma + num_ahead - len(self._token_ids), room)
+        num_wanted = min(self._num_welcome(ahead=ahead) - len(self._token_ids), room)
         if num_wanted <= 0:
             return Drafted(gamma=self._gamma)
         if not instant:
@@ -151,6 +150,13 @@ class Chain:
             gamma=self._gamma,
             behind=behind and proposer.is_behind(self._history),
         )
+
+    def _num_welcome(self, *, ahead: bool) -> int:
+        """Tokens that the chain may hold: a block, and the lookahead past it."""
+        if self._proposers[self._source or 0].instant and self._token_ids:
+            # The target does not wait for more of a chain that it has some of: these are its block.
+            return min(len(self._token_ids), self._gamma) + self._max_lead
+        return self._gamma + (self._max_lead if ahead else 1)
 
     def _ask(self) -> None:
         """Find the first source that wants to propose; asked once for each chain."""
