@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     interrupted = False
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     try:
-        with tallies_of(seeds, options.workers) as tallies, _Progress(len(seeds)) as progress:
+        with tallies_of(seeds, options.workers, thin=options.thin) as tallies, _Progress(len(seeds)) as progress:
             for found in tallies:
                 _show(found, len(tally.failures))
                 tally.merge(found)
@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tests.fuzz", description="Play the pipelined loop in every legal order that a seed draws."
     )
     parser.add_argument("--seeds", type=_positive, default=2000, help="seeds to play, 288 combinations each (2000)")
+    parser.add_argument(
+        "--thin", type=_positive, default=1, help="play every THIN-th pair of gamma and lead of each seed (1: all)"
+    )
     parser.add_argument("--first-seed", type=int, default=0, help="where to begin, or to go on (0)")
     parser.add_argument("--workers", type=_positive, default=2, help="processes (2)")
     parser.add_argument("--case", type=_case, help="play one case, as a failure names it: 17/coupled/never/3/2")

@@ -9,6 +9,7 @@ import multiprocessing
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -18,11 +19,11 @@ from tests.fuzz.tally import Tally
 
 
 @contextmanager
-def tallies_of(seeds: range, num_workers: int) -> Iterator[Iterator[Tally]]:
+def tallies_of(seeds: range, num_workers: int, *, thin: int) -> Iterator[Iterator[Tally]]:
     """The tallies of all seeds, in order; whatever is not done at the end is dropped."""
     # Forked processes would inherit torch's threads in whatever state they are.
     with multiprocessing.get_context("spawn").Pool(num_workers, initializer=_prepare) as pool:
-        yield pool.imap(_play_seed, seeds)
+        yield pool.imap(partial(_play_seed, thin=thin), seeds)
 
 
 def _prepare() -> None:
@@ -31,6 +32,6 @@ def _prepare() -> None:
     torch.set_num_threads(1)
 
 
-def _play_seed(seed: int) -> Tally:
+def _play_seed(seed: int, *, thin: int) -> Tally:
     with precomputed_noise():
-        return Tally().play(cases_of(seed))
+        return Tally().play(cases_of(seed, thin=thin))
