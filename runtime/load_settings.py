@@ -98,13 +98,13 @@ class LoadSettings:
         check_integer("max_gamma", self.max_gamma, low=0, high=MAX_GAMMA, advice=f"{DEFAULT_MAX_GAMMA} is the default")
         check_integer("max_lead", self.max_lead, low=1, high=MAX_LEAD, advice=f"{DEFAULT_MAX_LEAD} is the default")
         if self.num_awaited is not None:
-            advice = "0 never waits for the draft, None waits for as many as gamma says"
+            advice = "0 never waits for the draft; left out, it waits for as many as gamma says"
             check_integer("num_awaited", self.num_awaited, low=0, high=MAX_GAMMA, advice=advice)
         if self.threads is not None:
-            advice = "None takes torch's own choice"
+            advice = "left out, it is torch's own choice"
             check_integer("threads", self.threads, low=1, high=max(64, 2 * (os.cpu_count() or 1)), advice=advice)
         if self.context_length is not None:
-            check_integer("context_length", self.context_length, low=2, advice="None takes the model's own")
+            check_integer("context_length", self.context_length, low=2, advice="left out, it is the model's own")
         check_integer("warmup_tokens", self.warmup_tokens, low=0, advice="0 proposes from the first token on")
         check_number("acceptance_threshold", self.acceptance_threshold, low=0.0, high=1.0, advice="0 never warns")
         if self.device not in ("auto", "cpu"):

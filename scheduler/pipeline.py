@@ -29,6 +29,9 @@ from scheduler.streams.base import Stream
 from scheduler.streams.lineage import Lineage
 from scheduler.verifier import NUM_VERDICT_SLOTS, Verifier
 
+_MOST_LEAD = 256
+"""Each token past a block is a launch of its own, which the event loop makes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
@@ -70,7 +73,13 @@ class PipelinedLoop:
             num_verdict_slots: verdicts that may wait for a draft that is busy, before the target waits for it.
             name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
-        check_integer("max_lead", max_lead, low=1, advice="8 is a good start; without lookahead use SequentialLoop")
+        check_integer(
+            "max_lead",
+            max_lead,
+            low=1,
+            high=_MOST_LEAD,
+            advice="8 is a good start; without lookahead use SequentialLoop",
+        )
         if num_awaited is not None:
             check_integer("num_awaited", num_awaited, low=0, advice="0 never waits for the draft")
         self._verifier = Verifier(
@@ -100,13 +109,14 @@ class PipelinedLoop:
         A report is handed out while the next block is being verified.
 
         Raises:
-            RuntimeError: if the request is not the one that was prefilled last, or was decoded already.
+            RuntimeError: if the request is not the one that was prefilled last, at first or later.
         """
-        self._verifier.check_prefilled(request)
-        run, self._begun = self._begun, None
-        if run is None:
-            raise RuntimeError("prefill the request with the loop that is to decode it")
+        run = self._begun
+        if run is None or run.decoding.request is not request:
+            raise RuntimeError("prefill the request with the loop that is to decode it, and decode it once")
         decoding, history, lookahead = run.decoding, run.history, run.lookahead
+        self._verifier.start(request, decoding)
+        self._begun = None
         try:
             flight = self._launch_round(decoding, history, lookahead)
             while True:
@@ -146,6 +156,7 @@ class PipelinedLoop:
 
     def _launch_round(self, decoding: Decoding, history: TokenHistory, lookahead: Lookahead) -> Flight:
         """Hand the target its block, give the draft enough to do meanwhile, and tell it what to do with the verdict."""
+        self._verifier.check_reader(decoding)
         room = decoding.room(history)
         lookahead.look()
         self._launch_steps(lookahead, lookahead.num_missing(room), ahead=False)

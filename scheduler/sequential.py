@@ -55,14 +55,15 @@ class SequentialLoop:
         """Decode a prefilled request; yields a report a round, the last one with the finish reason.
 
         Raises:
-            RuntimeError: if the request is not the one that was prefilled last, or was decoded already.
+            RuntimeError: if the request is not the one that was prefilled last, at first or later.
         """
         drafter, verifier = self._drafter, self._verifier
-        verifier.check_prefilled(request)
         decoding = verifier.prepare(request)
+        verifier.start(request, decoding)
         history = decoding.start_history()
         drafter.begin(decoding, history)
         while True:
+            verifier.check_reader(decoding)
             room = decoding.room(history)
             pieces = drafter.draft_block(room)
             flight = verifier.verify(decoding, history, BlockPlan(pieces=pieces, max_tokens=room))

@@ -19,6 +19,7 @@ from scheduler.distribution import SamplingLaw
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.round import DecodeRequest, Judgement, PrefillReport, Proposal
+from scheduler.settings import check_integer
 from scheduler.streams.base import Event, Stream
 from scheduler.streams.lineage import Generation
 from scheduler.verify import judge
@@ -50,6 +51,9 @@ class Verifier:
             warmup_tokens: output tokens of each request that are decoded plainly.
             num_verdict_slots: verdicts that may wait for the draft.
         """
+        check_integer("max_gamma", max_gamma, low=0, advice="8 is a good limit")
+        check_integer("warmup_tokens", warmup_tokens, low=0, advice="0 proposes from the first token on")
+        check_integer("num_verdict_slots", num_verdict_slots, low=1, advice=f"{NUM_VERDICT_SLOTS} is the default")
         self._name = name
         self.lane = target
         self.max_gamma = min(max_gamma, target.model.max_block - 1)
@@ -57,15 +61,25 @@ class Verifier:
         self._settled: list[Event | None] = [None] * num_verdict_slots
         self._num_flights = 0
 
-    def check_prefilled(self, request: DecodeRequest) -> None:
-        """Refuse a request whose prompt the cache does not hold, and let none be decoded twice.
+    def start(self, request: DecodeRequest, decoding: Decoding) -> None:
+        """Begin the rounds of the request that was prefilled last.
 
         Raises:
             RuntimeError: if another request was prefilled since, or this one was decoded already.
         """
-        if self.lane.reader is not request:
-            raise RuntimeError("prefill the request first, and decode it once, before another one is prefilled")
-        self.lane.reader = None
+        self.check_reader(request)
+        self.lane.reader = decoding
+
+    def check_reader(self, reader: object) -> None:
+        """Refuse to go on with a request whose tokens the cache no longer holds.
+
+        Raises:
+            RuntimeError: if another one was prefilled since.
+        """
+        if self.lane.reader is not reader:
+            raise RuntimeError(
+                "prefill a request, then decode it, once and to its end, before another one is prefilled on the lane"
+            )
 
     def prepare(self, request: DecodeRequest) -> Decoding:
         """The request with its law and limits."""
@@ -84,7 +98,7 @@ class Verifier:
         Each block is awaited before the next is launched, so that a cancelled request stops after one.
         """
         lane, prompt_ids = self.lane, request.prompt_ids
-        lane.reader = None
+        reader = lane.reader = object()
         buffers = (lane.cache_buffer,)
         num_reused = await _value_of(lane.stream, partial(lane.resume, prompt_ids[:-1]), "resume", buffers)
         start, width = num_reused, lane.model.max_block
@@ -92,6 +106,7 @@ class Verifier:
             block = prompt_ids[start : min(start + width, len(prompt_ids) - 1)]
             await _value_of(lane.stream, partial(lane.feed, block, num_logits=0), "prefill", buffers)
             start += len(block)
+        self.check_reader(reader)
         lane.reader = request
         return PrefillReport(num_prompt_tokens=len(prompt_ids), num_reused_tokens=num_reused)
 

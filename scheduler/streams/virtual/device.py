@@ -49,7 +49,14 @@ class VirtualDevice:
             choices: the trace of an earlier device, to be replayed in place of the seed.
             costs: makes the order follow a virtual clock, on which launches take the time that this says; the seed then
                 orders what happens at the same time. None has no clock, and any order that events allow.
+
+        Raises:
+            TypeError: if the seed is no integer or the costs are no `CostModel`.
         """
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be an integer, not {type(seed).__name__}")
+        if costs is not None and not isinstance(costs, CostModel):
+            raise TypeError(f"costs must be a CostModel or None, not {type(costs).__name__}")
         self._choices = Choices(seed, choices)
         self._machine = Machine(seed=self._choices.seed)
         self._timed = None if costs is None else TimedOrder(self._machine, self._choices, costs)
