@@ -35,6 +35,8 @@ class Lookahead:
         self._num_awaited = num_awaited
         self._ready: list[Drafted] = []
         """What the first pieces hold: those that were seen to have run."""
+        self._num_held = 0
+        """Tokens in these."""
         self._pieces: list[Piece] = []
         self._num_taken = 0
         self._late: list[Piece] = []
@@ -71,6 +73,7 @@ class Lookahead:
             self._quiet = not drafted.gamma
             if drafted.proposal:
                 self._ready.append(drafted)
+                self._num_held += len(drafted.proposal)
             else:
                 self._draft_ms += drafted.proposal.draft_ms
                 del self._pieces[len(self._ready)]
@@ -119,6 +122,7 @@ class Lookahead:
         self._num_taken += len(judgement.verdict.token_ids)
         while self._ready and self._num_taken >= len(self._ready[0].proposal):
             self._num_taken -= len(self._ready[0].proposal)
+            self._num_held -= len(self._ready[0].proposal)
             self._draft_ms += self._ready[0].proposal.draft_ms
             del self._ready[0], self._pieces[0]
 
@@ -154,7 +158,9 @@ class Lookahead:
         """Forget all pieces but those that were launched behind the verdict, whatever it was to be."""
         num_old = len(self._pieces) - len(kept)
         old = self._ready[:num_old]
-        self._num_discarded += sum(len(drafted.proposal) for drafted in old) - self._num_taken
+        num_old_tokens = sum(len(drafted.proposal) for drafted in old)
+        self._num_held -= num_old_tokens
+        self._num_discarded += num_old_tokens - self._num_taken
         self._draft_ms += sum(drafted.proposal.draft_ms for drafted in old)
         self._late += self._pieces[len(old) : num_old]
         self._pieces, self._ready, self._num_taken = kept, self._ready[num_old:], 0
@@ -162,7 +168,7 @@ class Lookahead:
     @property
     def _num_ready(self) -> int:
         """Tokens that can be verified now."""
-        return sum(len(drafted.proposal) for drafted in self._ready) - self._num_taken
+        return self._num_held - self._num_taken
 
     @property
     def _num_tokens(self) -> int:

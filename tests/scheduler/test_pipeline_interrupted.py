@@ -131,11 +131,11 @@ class TestCancelled:
         async with rigged(new_target(), [model_proposer(new_draft(), 3)], **streams("virtual")) as rig:
             request = request_of(PROMPT, 8, temperature=1.0)
             await rig.loop.prefill(request_of(PROMPT, 8, temperature=1.0))
-            with pytest.raises(RuntimeError, match="prefill the request first"):
+            with pytest.raises(RuntimeError, match="prefill the request with the loop"):
                 await anext(rig.loop.rounds(request))
             await check_next_request(rig, 1)
             await rig.run(request)
-            with pytest.raises(RuntimeError, match="prefill the request first"):
+            with pytest.raises(RuntimeError, match="prefill the request with the loop"):
                 await anext(rig.loop.rounds(request))
 
 
