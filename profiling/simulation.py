@@ -83,7 +83,7 @@ class SimulationSettings:
     """Of the positions at which the draft is right."""
 
     def __post_init__(self) -> None:
-        check_number("verify_ms", self.verify_ms, low=0.0, high=_MOST_MS, low_open=True, advice="give milliseconds")
+        check_number("verify_ms", self.verify_ms, low=1e-3, high=_MOST_MS, advice="give milliseconds")
         for name in ("draft_ms", "extra_token_ms", "host_latency_ms", "call_ms"):
             check_number(name, getattr(self, name), low=0.0, high=_MOST_MS, advice="give milliseconds")
         for name in ("draft_contention", "target_contention"):

@@ -1,8 +1,9 @@
 """The virtual device: streams on one thread, in every order that their events allow.
 
 Owns what the host sees: streams, waiting, what it may know, and failures. Launches are executed for real, one at a time
-and only inside the host's own calls, in an order that a seed draws. What a real device shows now and then is always
-found here: a missing wait is a race in every order, a wait for what never comes a deadlock. Knows nothing of models.
+and only inside the host's own calls, in an order that a seed draws. What a real device shows now and then is found
+here in nearly every order: a missing wait is a race unless the host had seen the event pass, or one of the two launches
+was skipped; a wait for what never comes is a deadlock. Knows nothing of models.
 
 All tasks and threads that use a device are one host to it: what one of them has awaited, all know.
 """
