@@ -39,7 +39,7 @@ class AttentionWindow:
     keep_stop: int
     key_length: int
     mask_NS: torch.Tensor
-    """Float32, 0 where a query sees a key and minus infinity elsewhere; N may be 1 and stand for every row."""
+    """The cache's dtype: 0 where a query sees a key, minus infinity elsewhere; N may be 1 and stand for every row."""
 
 
 def plan_windows(
@@ -50,6 +50,7 @@ def plan_windows(
     sliding_window: int | None,
     widths: ExactWidths,
     device: torch.device,
+    dtype: torch.dtype = torch.float32,
 ) -> list[AttentionWindow]:
     """Cut a block of `num_tokens` at `position` into calls whose kept rows cover it in order.
 
@@ -64,7 +65,8 @@ def plan_windows(
         for width in widths.cover(segment_stop - row):
             keep_stop = min(row + width, segment_stop)
             first = max(0, min(row, num_tokens - width))
-            mask_NS = _mask(position + first, width, key_length, group_size, sliding_window, device)
+            positions_T = torch.arange(position + first, position + first + width, device=device)
+            mask_NS = _mask(positions_T, key_length, group_size, sliding_window, dtype)
             windows.append(
                 AttentionWindow(
                     first=first,
@@ -79,23 +81,35 @@ def plan_windows(
     return windows
 
 
+def window_at(
+    positions_T: torch.Tensor, key_length: int, *, group_size: int, sliding_window: int | None, dtype: torch.dtype
+) -> AttentionWindow:
+    """One call for queries whose positions are on the device, in any order; nothing is read on the host."""
+    num_tokens = positions_T.shape[0]
+    return AttentionWindow(
+        first=0,
+        stop=num_tokens,
+        keep_first=0,
+        keep_stop=num_tokens,
+        key_length=key_length,
+        mask_NS=_mask(positions_T, key_length, group_size, sliding_window, dtype),
+    )
+
+
 def _mask(
-    position: int,
-    num_tokens: int,
-    key_length: int,
-    group_size: int,
-    sliding_window: int | None,
-    device: torch.device,
+    positions_T: torch.Tensor, key_length: int, group_size: int, sliding_window: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    keys_S = torch.arange(key_length, device=device)
-    positions_T1 = torch.arange(position, position + num_tokens, device=device)[:, None]
+    num_tokens = positions_T.shape[0]
+    keys_S = torch.arange(key_length, device=positions_T.device)
+    positions_T1 = positions_T[:, None]
     hidden_TS = keys_S > positions_T1
     if sliding_window is not None:
         hidden_TS |= keys_S <= positions_T1 - sliding_window
-    mask_TS = torch.zeros(num_tokens, key_length, device=device).masked_fill_(hidden_TS, -math.inf)
+    mask_TS = torch.zeros(num_tokens, key_length, device=positions_T.device, dtype=dtype)
+    mask_TS.masked_fill_(hidden_TS, -math.inf)
     if num_tokens == 1:
         return mask_TS
-    return mask_TS.repeat_interleave(group_size, dim=0)
+    return mask_TS[:, None].expand(num_tokens, group_size, key_length).reshape(-1, key_length)
 
 
 def attend(

@@ -19,13 +19,15 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from models.attention import AttentionWindow, attend, plan_windows, probe_window_widths
+from models.attention import attend, probe_window_widths
 from models.block_width import ExactWidths, places_to_probe, probe_exact_widths
 from models.causal_model import Cache, check_call
 from models.config import ModelConfig
 from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
 from models.kv_cache import KEY_BUCKET, KeyValueCache
 from models.linear import MatrixKinds, WeightKind, default_weight_kind
+from models.placement import Placement, place_along, place_at
+from models.positioned_model import check_positioned_call
 from models.rope import RotaryTable
 
 DEFAULT_MAX_BLOCK = 256
@@ -53,7 +55,7 @@ class CallWidths:
 
 
 class Decoder:
-    """A `models.causal_model.CausalModel` on one device; safe to call from any one thread at a time."""
+    """A `models.positioned_model.PositionedModel` on one device; safe to call from any one thread at a time."""
 
     def __init__(
         self,
@@ -214,8 +216,8 @@ class Decoder:
             if num_real < width:
                 # The padding's rows lie beyond the length that is kept: no query ever sees them.
                 block_ids_T = F.pad(block_ids_T, (0, width - num_real))
-            position = cache.length + done
-            hidden_TE = self._run_layers(block_ids_T, cache, position, self.config.num_layers, self._widths.attention)
+            place = self._place_along(cache, cache.length + done, width, self._widths.attention)
+            hidden_TE = self._run_layers(block_ids_T, place, self.config.num_layers)
             done += num_real
             if done > num_tokens - num_logits:
                 hidden_blocks.append(hidden_TE[:num_real])
@@ -226,51 +228,74 @@ class Decoder:
         hidden_RE = hidden_blocks[0] if len(hidden_blocks) == 1 else torch.cat(hidden_blocks)
         return self._logits(hidden_RE[-num_logits:], self._widths.head)
 
+    @torch.inference_mode()
+    def forward_at(
+        self,
+        token_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        cache: Cache,
+        *,
+        key_length: int,
+        num_logits: int,
+    ) -> torch.Tensor:
+        """Write the tokens' rows at positions that only the device knows; logits of the last `num_logits` rows.
+
+        See `models.positioned_model.PositionedModel.forward_at`.
+
+        Raises:
+            ValueError: if shapes, dtypes or host numbers are outside their limits, or `cache` is not this model's.
+        """
+        cache = self._check_cache(cache)
+        check_positioned_call(
+            token_ids_T, positions_T, cache, key_length=key_length, num_logits=num_logits, max_block=self._max_block
+        )
+        place = place_at(
+            positions_T,
+            cache,
+            self._rotary,
+            key_length=key_length,
+            group_size=self._group_size,
+            sliding_window=self.config.sliding_window,
+        )
+        hidden_TE = self._run_layers(token_ids_T, place, self.config.num_layers)
+        if num_logits == 0:
+            return torch.empty(0, self.vocab_size, device=self._device)
+        return self._logits(hidden_TE[-num_logits:], ExactWidths((num_logits,)))
+
     def _check_call(self, token_ids_T: torch.Tensor, cache: Cache, num_logits: int) -> KeyValueCache:
+        cache = self._check_cache(cache)
+        check_call(token_ids_T, cache, num_logits, max_block=self._max_block)
+        return cache
+
+    def _check_cache(self, cache: Cache) -> KeyValueCache:
         config = self.config
         shape = (config.num_layers, config.num_kv_heads, config.head_dim)
         if not isinstance(cache, KeyValueCache) or cache.shape_LKD != shape:
             raise ValueError("cache must come from this model's new_cache; this one is of another kind or shape")
-        check_call(token_ids_T, cache, num_logits, max_block=self._max_block)
         return cache
 
-    def _run_layers(
-        self,
-        token_ids_T: torch.Tensor,
-        cache: KeyValueCache,
-        position: int,
-        num_layers: int,
-        attention_widths: ExactWidths,
-    ) -> torch.Tensor:
-        """Write T cache rows from `position` on, without counting them; returns hidden_TE before the final norm."""
-        num_tokens = token_ids_T.shape[0]
-        factors_T11F = self._rotary.factors(position, num_tokens)[:, None, None]
-        windows = plan_windows(
+    def _place_along(
+        self, cache: KeyValueCache, position: int, num_tokens: int, attention_widths: ExactWidths
+    ) -> Placement:
+        return place_along(
             position,
             num_tokens,
+            cache,
+            self._rotary,
             group_size=self._group_size,
             sliding_window=self.config.sliding_window,
             widths=attention_widths,
-            device=self._device,
         )
-        views_by_length = {window.key_length: cache.keys_and_values(window.key_length) for window in windows}
-        rows_by_layer = cache.rows(position, num_tokens)
+
+    def _run_layers(self, token_ids_T: torch.Tensor, place: Placement, num_layers: int) -> torch.Tensor:
+        """Write T cache rows, without counting them; returns hidden_TE before the final norm."""
         hidden_TE = F.embedding(token_ids_T, self._weights.embedding_VE).float()
         for index, layer in enumerate(self._weights.layers[:num_layers]):
-            keys_values = {length: views[index] for length, views in views_by_length.items()}
-            self._attention(layer, hidden_TE, factors_T11F, rows_by_layer[index], keys_values, windows)
+            self._attention(index, layer, hidden_TE, place)
             self._feed_forward(layer, hidden_TE)
         return hidden_TE
 
-    def _attention(
-        self,
-        layer: LayerWeights,
-        hidden_TE: torch.Tensor,
-        factors_T11F: torch.Tensor,
-        cache_rows_T2KD: torch.Tensor,
-        keys_values: dict[int, tuple[torch.Tensor, torch.Tensor]],
-        windows: list[AttentionWindow],
-    ) -> None:
+    def _attention(self, index: int, layer: LayerWeights, hidden_TE: torch.Tensor, place: Placement) -> None:
         group_size, config = self._group_size, self.config
         qkv_TO = layer.qkv(_rms_norm(hidden_TE, layer.input_norm_E, self._hidden_eps))
         num_tokens, num_kv_heads, head_dim = hidden_TE.shape[0], config.num_kv_heads, config.head_dim
@@ -279,9 +304,9 @@ class Decoder:
         if layer.head_norm_GKD is not None:
             rotated_TGKD.copy_(_rms_norm(rotated_TGKD, layer.head_norm_GKD, self._head_eps))
         pairs_TGKF2 = rotated_TGKD.view(num_tokens, group_size + 1, num_kv_heads, head_dim // 2, 2)
-        torch.view_as_complex(pairs_TGKF2).mul_(factors_T11F)
-        cache_rows_T2KD.copy_(qkv_TGKD[:, group_size:])
-        attended_TH = attend(qkv_TGKD[:, :group_size], keys_values, windows)
+        torch.view_as_complex(pairs_TGKF2).mul_(place.factors_T11F)
+        place.store(index, qkv_TGKD[:, group_size:])
+        attended_TH = attend(qkv_TGKD[:, :group_size], place.keys_values(index), place.windows)
         hidden_TE.add_(layer.output(attended_TH))
 
     def _feed_forward(self, layer: LayerWeights, hidden_TE: torch.Tensor) -> None:
@@ -340,7 +365,8 @@ class Decoder:
             while position < stop:
                 num_real = min(split if position == first and split else width, stop - position)
                 block_ids_T = F.pad(ids_T[position : position + num_real], (0, width - num_real))
-                hidden_TE = self._run_layers(block_ids_T, cache, position, PROBED_LAYERS, attention)
+                place = self._place_along(cache, position, width, attention)
+                hidden_TE = self._run_layers(block_ids_T, place, PROBED_LAYERS)
                 rows.append(hidden_TE[:num_real])
                 position += num_real
             return torch.cat(rows)

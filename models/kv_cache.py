@@ -20,7 +20,7 @@ def key_length_at(position: int) -> int:
 
 
 class KeyValueCache:
-    """A `models.causal_model.Cache` of float32 keys and values.
+    """A `models.causal_model.Cache` of keys and values in one float dtype.
 
     Layout per layer: keys_values_2KSD, so that one copy stores both. Everything is zero at
     first: rows beyond `length` are masked, but a NaN there would pass through the mask.
@@ -35,6 +35,7 @@ class KeyValueCache:
         head_dim: int,
         spare_positions: int,
         device: torch.device,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate for `capacity` tokens and `spare_positions` rows of padding behind the last of them.
 
@@ -47,8 +48,9 @@ class KeyValueCache:
         self._length = 0
         num_positions = key_length_at(capacity + spare_positions - 1)
         self._keys_values_L2KSD = torch.zeros(
-            num_layers, 2, num_kv_heads, num_positions, head_dim, dtype=torch.float32, device=device
+            num_layers, 2, num_kv_heads, num_positions, head_dim, dtype=dtype, device=device
         )
+        self._layers_2KSD = self._keys_values_L2KSD.unbind(0)
         self._bucket_views: tuple[int, list[tuple[torch.Tensor, torch.Tensor]]] = (0, [])
 
     @property
@@ -60,6 +62,16 @@ class KeyValueCache:
     def length(self) -> int:
         """Tokens held now."""
         return self._length
+
+    @property
+    def device(self) -> torch.device:
+        """Where keys and values lie."""
+        return self._keys_values_L2KSD.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What keys and values are kept in."""
+        return self._keys_values_L2KSD.dtype
 
     @property
     def shape_LKD(self) -> tuple[int, int, int]:
@@ -102,6 +114,14 @@ class KeyValueCache:
     def rows(self, position: int, num_tokens: int) -> tuple[torch.Tensor, ...]:
         """Per layer, the view keys_values_T2KD of `num_tokens` rows from `position` on, to be written to."""
         return self._keys_values_L2KSD[:, :, :, position : position + num_tokens].permute(0, 3, 1, 2, 4).unbind(0)
+
+    def store_at(self, layer: int, positions_T: torch.Tensor, keys_values_T2KD: torch.Tensor) -> None:
+        """Write a layer's rows at positions in an int64 tensor on the cache's device, without counting them.
+
+        Where a position repeats, one of its rows is kept.
+        """
+        source_2KTD = keys_values_T2KD.permute(1, 2, 0, 3).to(self.dtype)
+        self._layers_2KSD[layer].index_copy_(2, positions_T, source_2KTD)
 
     def keys_and_values(self, key_length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Per layer, keys_1KSD and values_1KSD cut to S = `key_length`; views, kept until another S."""

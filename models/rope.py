@@ -85,3 +85,7 @@ class RotaryTable:
     def factors(self, position: int, num_tokens: int) -> torch.Tensor:
         """factors_TF, complex64, of the `num_tokens` positions from `position` on; they must be reserved."""
         return self._factors_PF[position : position + num_tokens]
+
+    def factors_at(self, positions_T: torch.Tensor) -> torch.Tensor:
+        """factors_TF, complex64, of positions in an int64 tensor on the table's device; they must be reserved."""
+        return self._factors_PF.index_select(0, positions_T)
