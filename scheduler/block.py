@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
-from scheduler.round import Drafted, Judgement, Proposal
+from scheduler.round import Drafted, Proposal
 from scheduler.streams.base import Event, Launch
 from scheduler.streams.lineage import Generation
 
@@ -73,7 +74,8 @@ def _chain(pieces: tuple[Piece, ...]) -> tuple[Proposal, int]:
 class Flight:
     """A block on its way through the target."""
 
-    judged: Launch[Judgement]
+    judged: Launch[Any]
+    """Its value is understood by the side that judged and by the chain that settles (`scheduler.residency`)."""
     verified: Event
     buffer: str
     """The slot that the verdict is in."""

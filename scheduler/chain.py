@@ -22,6 +22,9 @@ from scheduler.round import Drafted, Judgement, Proposal
 class Chain:
     """Tokens of one request that wait for a verdict, and the source they come from."""
 
+    learns_late = False
+    """A verdict is known as soon as it is settled."""
+
     def __init__(self, proposers: Sequence[Proposer], *, max_lead: int) -> None:
         """Bind the sources.
 
@@ -48,8 +51,11 @@ class Chain:
             for proposer in self._proposers:
                 proposer.begin(history)
 
-    def draft_block(self, max_tokens: int) -> Drafted:
-        """A whole block at once, of the first source that has one."""
+    def draft_block(self, max_tokens: int, slot: int = 0) -> Drafted:
+        """A whole block at once, of the first source that has one.
+
+        Tokens are numbers, which need no slot.
+        """
         draft_ms = 0.0
         with self._remembering_errors():
             for source, proposer in enumerate(self._proposers if max_tokens else ()):
@@ -70,11 +76,11 @@ class Chain:
             for proposer in self._proposers:
                 proposer.catch_up(self._history)
 
-    def look_up(self) -> Drafted:
+    def look_up(self, slot: int = 0) -> Drafted:
         """What an instant source has to offer; where a model is to draft instead, or nobody, nothing."""
         return self._draft(instant=True, ahead=True)
 
-    def step(self, *, ahead: bool = True) -> Drafted:
+    def step(self, slot: int = 0, *, ahead: bool = True) -> Drafted:
         """One more token of a model; where the chain is an instant source's, or nobody's, nothing.
 
         Unless it is to go `ahead`, it brings no more than a block and a guess: the target may be waiting for it, and
@@ -95,6 +101,9 @@ class Chain:
             self._throw_away()
             for proposer in self._proposers:
                 proposer.roll_back(judgement.kept_length)
+
+    def note(self, judgement: Judgement) -> None:
+        """Nothing to do: `settle` has done it."""
 
     def _use_up(self, num_tokens: int) -> None:
         del self._token_ids[:num_tokens]

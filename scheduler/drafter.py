@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from scheduler.block import Flight, Piece
-from scheduler.chain import Chain
 from scheduler.decoding import Decoding
 from scheduler.history import TokenHistory
 from scheduler.proposers.base import Proposer
-from scheduler.round import Drafted
+from scheduler.residency import HostResidency, Residency
+from scheduler.round import Drafted, Judgement
 from scheduler.streams.base import Event, Stream
 from scheduler.streams.lineage import Generation
 
@@ -28,7 +28,14 @@ class Drafter:
     """Any number of draft sources on one stream."""
 
     def __init__(
-        self, name: str, stream: Stream, proposers: Sequence[Proposer], *, max_gamma: int, max_lead: int = 0
+        self,
+        name: str,
+        stream: Stream,
+        proposers: Sequence[Proposer],
+        *,
+        max_gamma: int,
+        max_lead: int = 0,
+        residency: Residency | None = None,
     ) -> None:
         """Bind the sources.
 
@@ -38,13 +45,16 @@ class Drafter:
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of a block.
             max_lead: most tokens drafted past a block.
+            residency: where a round's values live; None has them on the host.
         """
         self._stream = stream
         self._proposers = tuple(proposers)
-        self._chain = Chain(self._proposers, max_lead=max_lead)
+        self._num_slots = max_gamma + max_lead + _MORE_SLOTS
+        self._chain = (residency or HostResidency()).draft_side(
+            self._proposers, max_gamma=max_gamma, max_lead=max_lead, num_slots=self._num_slots
+        )
         self._name = name
         self._buffers = (f"{name}.chain", *(name for proposer in self._proposers for name in proposer.buffers))
-        self._num_slots = max_gamma + max_lead + _MORE_SLOTS
         self._num_pieces = 0
         self.looks_up = any(proposer.instant for proposer in self._proposers)
         """Whether any source gives its tokens at once."""
@@ -100,18 +110,26 @@ class Drafter:
         self._stream.record()
         return self._stream.record()
 
+    def note(self, judgement: Judgement) -> None:
+        """Tell the chain of the verdict that was settled last, unless it knew as soon as it settled it."""
+        if self._proposers and self._chain.learns_late:
+            self._stream.launch(partial(self._chain.note, judgement), writes=self._buffers, label="note")
+
     def _piece(
         self,
-        work: Callable[[], Drafted],
+        work: Callable[[int], Drafted],
         label: str,
         generation: Generation | None = None,
         *,
         instant: bool = False,
     ) -> Piece:
         number = self._num_pieces
-        buffer = f"{self._name}.ring[{number % self._num_slots}]"
+        slot = number % self._num_slots
+        buffer = f"{self._name}.ring[{slot}]"
         self._num_pieces += 1
-        launch = self._stream.launch(work, writes=(*self._buffers, buffer), label=label, generation=generation)
+        launch = self._stream.launch(
+            partial(work, slot), writes=(*self._buffers, buffer), label=label, generation=generation
+        )
         drafted = self._stream.record()
         return Piece(
             launch=launch, drafted=drafted, buffer=buffer, number=number, instant=instant, generation=generation

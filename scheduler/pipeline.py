@@ -23,6 +23,7 @@ from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.lookahead import Lookahead
 from scheduler.proposers.base import Proposer
+from scheduler.residency import Residency
 from scheduler.round import DecodeRequest, PrefillReport, RoundReport
 from scheduler.settings import check_integer
 from scheduler.streams.base import Stream
@@ -56,6 +57,7 @@ class PipelinedLoop:
         num_awaited: int | None = None,
         warmup_tokens: int = 0,
         num_verdict_slots: int = NUM_VERDICT_SLOTS,
+        residency: Residency | None = None,
         name: str = "pipelined",
     ) -> None:
         """Bind the lanes.
@@ -71,6 +73,7 @@ class PipelinedLoop:
                 comes on top, and nothing is lost where it seldom helps.
             warmup_tokens: output tokens of each request that are decoded plainly.
             num_verdict_slots: verdicts that may wait for a draft that is busy, before the target waits for it.
+            residency: where a round's values live, on the host (None) or on the device.
             name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
         check_integer(
@@ -83,9 +86,21 @@ class PipelinedLoop:
         if num_awaited is not None:
             check_integer("num_awaited", num_awaited, low=0, advice="0 never waits for the draft")
         self._verifier = Verifier(
-            name, target, max_gamma=max_gamma, warmup_tokens=warmup_tokens, num_verdict_slots=num_verdict_slots
+            name,
+            target,
+            max_gamma=max_gamma,
+            warmup_tokens=warmup_tokens,
+            num_verdict_slots=num_verdict_slots,
+            residency=residency,
         )
-        self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma, max_lead=max_lead)
+        self._drafter = Drafter(
+            name,
+            draft_stream,
+            proposers,
+            max_gamma=self._verifier.max_gamma,
+            max_lead=max_lead,
+            residency=residency,
+        )
         self._max_lead = max_lead
         self._num_awaited = num_awaited
         self._lineage = Lineage()
@@ -121,6 +136,7 @@ class PipelinedLoop:
             flight = self._launch_round(decoding, history, lookahead)
             while True:
                 judgement = await self._verifier.outcome(flight)
+                self._drafter.note(judgement)
                 lookahead.commit(judgement)
                 report = lookahead.bill(commit(decoding, history, judgement))
                 history = judgement.history

@@ -13,6 +13,7 @@ from scheduler.commit import commit
 from scheduler.drafter import Drafter
 from scheduler.lane import Lane
 from scheduler.proposers.base import Proposer
+from scheduler.residency import Residency
 from scheduler.round import DecodeRequest, PrefillReport, RoundReport
 from scheduler.streams.base import Stream
 from scheduler.verifier import Verifier
@@ -32,6 +33,7 @@ class SequentialLoop:
         *,
         max_gamma: int = 8,
         warmup_tokens: int = 0,
+        residency: Residency | None = None,
         name: str = "sequential",
     ) -> None:
         """Bind the lanes.
@@ -42,10 +44,11 @@ class SequentialLoop:
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of one proposal.
             warmup_tokens: output tokens of each request that are decoded plainly.
+            residency: where a round's values live, on the host (None) or on the device.
             name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
-        self._verifier = Verifier(name, target, max_gamma=max_gamma, warmup_tokens=warmup_tokens)
-        self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma)
+        self._verifier = Verifier(name, target, max_gamma=max_gamma, warmup_tokens=warmup_tokens, residency=residency)
+        self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma, residency=residency)
 
     async def prefill(self, request: DecodeRequest) -> PrefillReport:
         """Read the prompt into the target's cache, all but what the first round takes along."""
@@ -69,6 +72,7 @@ class SequentialLoop:
             flight = verifier.verify(decoding, history, BlockPlan(pieces=pieces, max_tokens=room))
             verifier.release(flight, drafter.settle(flight))
             judgement = await verifier.outcome(flight)
+            drafter.note(judgement)
             report = commit(decoding, history, judgement)
             history = judgement.history
             yield report

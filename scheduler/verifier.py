@@ -1,28 +1,26 @@
 """The target lane's half of every loop: reading the prompt, running blocks, judging them.
 
-Owns the launches on the target's stream and the ring of verdict slots. Knows nothing of where a block comes from.
+Owns the launches on the target's stream and the ring of verdict slots. Knows nothing of where a block comes from, nor
+how it is read and judged (`scheduler.target_side`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeVar
-
-import torch
 
 from scheduler.block import BlockPlan, Flight
 from scheduler.decoding import Decoding
 from scheduler.distribution import SamplingLaw
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
-from scheduler.round import DecodeRequest, Judgement, PrefillReport, Proposal
+from scheduler.residency import HostResidency, Residency
+from scheduler.round import DecodeRequest, Judgement, PrefillReport
 from scheduler.settings import check_integer
 from scheduler.streams.base import Event, Stream
 from scheduler.streams.lineage import Generation
-from scheduler.verify import judge
 
 Result = TypeVar("Result")
 
@@ -41,6 +39,7 @@ class Verifier:
         max_gamma: int,
         warmup_tokens: int,
         num_verdict_slots: int = NUM_VERDICT_SLOTS,
+        residency: Residency | None = None,
     ) -> None:
         """Bind the lane.
 
@@ -50,6 +49,7 @@ class Verifier:
             max_gamma: most tokens of a block, the last committed one not counted.
             warmup_tokens: output tokens of each request that are decoded plainly.
             num_verdict_slots: verdicts that may wait for the draft.
+            residency: where a round's values live; None has them on the host.
         """
         check_integer("max_gamma", max_gamma, low=0, advice="8 is a good limit")
         check_integer("warmup_tokens", warmup_tokens, low=0, advice="0 proposes from the first token on")
@@ -58,6 +58,9 @@ class Verifier:
         self.lane = target
         self.max_gamma = min(max_gamma, target.model.max_block - 1)
         self._warmup_tokens = warmup_tokens
+        self._side = (residency or HostResidency()).target_side(
+            target, max_gamma=self.max_gamma, num_slots=num_verdict_slots
+        )
         self._settled: list[Event | None] = [None] * num_verdict_slots
         self._num_flights = 0
 
@@ -115,7 +118,7 @@ class Verifier:
     ) -> Flight:
         """Run a block behind its pieces and judge it behind its guess.
 
-        The cache is cut back at once, and `generation` retired unless the guess was right: neither waits for the host.
+        Unless the guess was right, `generation` is retired: at once where the launch knows its verdict.
         """
         lane = self.lane
         stream = lane.stream
@@ -124,7 +127,7 @@ class Verifier:
         if plan.pieces:
             stream.wait(plan.pieces[-1].drafted)
         forward = stream.launch(
-            partial(self._forward, history, plan),
+            partial(self._side.forward, decoding, history, plan),
             reads=block_buffers,
             writes=(lane.cache_buffer, "target.logits"),
             label="verify",
@@ -139,7 +142,7 @@ class Verifier:
             stream.wait(read)
         buffer = f"{self._name}.verdict[{slot}]"
         judged = stream.launch(
-            lambda: self._judge(decoding, history, plan, *forward.result(), generation),
+            lambda: self._side.judge(decoding, history, plan, forward.result(), slot, generation),
             reads=("target.logits", *block_buffers, *guess_buffers),
             writes=(lane.cache_buffer, buffer),
             label="judge",
@@ -159,41 +162,11 @@ class Verifier:
         if flight.verified.done():
             await asyncio.sleep(0)
         await flight.verified
-        return flight.judged.result()
-
-    def _forward(self, history: TokenHistory, plan: BlockPlan) -> tuple[Proposal, torch.Tensor, float]:
-        started = time.perf_counter()
-        block = plan.block()
-        # What the target has not read yet: the last committed token, at first the prompt's tail as well.
-        token_ids = [*history.ids(self.lane.num_held), *block.token_ids]
-        logits_RV = self.lane.feed(token_ids, num_logits=len(block) + 1)
-        return block, logits_RV, _elapsed_ms(started)
-
-    def _judge(
-        self,
-        decoding: Decoding,
-        history: TokenHistory,
-        plan: BlockPlan,
-        block: Proposal,
-        logits_RV: torch.Tensor,
-        forward_ms: float,
-        generation: Generation | None,
-    ) -> Judgement:
-        started = time.perf_counter()
-        proposal = block.followed_by(plan.guess())
-        verdict = judge(decoding.law, logits_RV, history, proposal, num_logprobs=decoding.request.num_logprobs)
-        kept_length = history.length + min(verdict.num_accepted, len(block))
-        self.lane.roll_back(kept_length)
-        judgement = Judgement(
-            proposal=proposal,
-            num_verified=len(block),
-            verdict=verdict,
-            history=history.extended(verdict.token_ids),
-            kept_length=kept_length,
-            verify_ms=forward_ms + _elapsed_ms(started),
-        )
-        if generation is not None and not judgement.hit:
-            generation.lineage.retire(generation)
+        judgement = self._side.outcome(flight.judged.result())
+        if self._side.learns_late:
+            self.lane.stream.launch(
+                partial(self._side.confirm, judgement), writes=(self.lane.cache_buffer,), label="confirm"
+            )
         return judgement
 
 
@@ -201,7 +174,3 @@ async def _value_of(stream: Stream, work: Callable[[], Result], label: str, writ
     launch = stream.launch(work, writes=writes, label=label)
     await stream.record()
     return launch.result()
-
-
-def _elapsed_ms(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3

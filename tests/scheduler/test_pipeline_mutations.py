@@ -69,12 +69,12 @@ RESULTS = {
         "proposer.roll_back(judgement.kept_length + 1)",
     ),
     "the target keeps one rejected token": (
-        "scheduler.verifier",
-        "self.lane.roll_back(kept_length)",
-        "self.lane.roll_back(kept_length + 1)",
+        "scheduler.target_side",
+        "self._lane.roll_back(kept_length)",
+        "self._lane.roll_back(kept_length + 1)",
     ),
     "the target forgets an accepted token": (
-        "scheduler.verifier",
+        "scheduler.target_side",
         "history.length + min(verdict.num_accepted, len(block))",
         "history.length + max(0, min(verdict.num_accepted, len(block)) - 1)",
     ),
