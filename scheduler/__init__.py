@@ -21,6 +21,7 @@ from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tok
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
+from scheduler.occupancy import Occupancy, OccupancyField, OccupancyProbe, OverlapAdvice, check_admission, overlap_advice
 from scheduler.pipeline import PipelinedLoop
 from scheduler.proposers import ModelProposer, NgramProposer, Proposer
 from scheduler.round import (
@@ -69,6 +70,10 @@ __all__ = [
     "ModelProposer",
     "NgramProposer",
     "NonFiniteLogitsError",
+    "Occupancy",
+    "OccupancyField",
+    "OccupancyProbe",
+    "OverlapAdvice",
     "PipelinedLoop",
     "PrefillReport",
     "Proposal",
@@ -94,9 +99,11 @@ __all__ = [
     "VirtualDevice",
     "VirtualEvent",
     "VirtualStream",
+    "check_admission",
     "check_integer",
     "check_number",
     "expected_tokens",
     "judge",
+    "overlap_advice",
     "summarize_timeline",
 ]
