@@ -21,7 +21,14 @@ from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tok
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
-from scheduler.occupancy import Occupancy, OccupancyField, OccupancyProbe, OverlapAdvice, check_admission, overlap_advice
+from scheduler.occupancy import (
+    Occupancy,
+    OccupancyField,
+    OccupancyProbe,
+    OverlapAdvice,
+    check_admission,
+    overlap_advice,
+)
 from scheduler.pipeline import PipelinedLoop
 from scheduler.proposers import ModelProposer, NgramProposer, Proposer
 from scheduler.round import (
