@@ -1,6 +1,6 @@
 """From a logit row to the distribution that a token is drawn from.
 
-Owns every transform of the sampling law, one row at a time: a row meets the same operations in the same
+Owns the order of the sampling law's transforms, one row at a time: a row meets the same operations in the same
 order whether it stands alone or ends a block of sixteen, so a block cannot change a bit of it. Target
 and draft rows both pass through here. Knows nothing of models, rounds or verification.
 
@@ -20,9 +20,8 @@ from scheduler.errors import NonFiniteLogitsError
 from scheduler.history import TokenHistory
 from scheduler.noise import Purpose, gumbel_noise
 from scheduler.settings import SamplingSettings
+from scheduler.transforms import biased, edge_of_sorted, fitted, kept, penalised, scaled
 
-_SMALLEST_TEMPERATURE = 1e-30
-"""Smaller ones act as this one; float32 would round the smallest to 0 and divide by it."""
 _NUM_SORTED = 1024
 """Tokens sorted before top-p resorts to the whole vocabulary; a full sort costs about ten times as much."""
 
@@ -103,7 +102,7 @@ class SamplingLaw:
             history: committed tokens.
             proposed_ids: tokens of the block between the history and this row.
         """
-        logits_V = self._adjusted(self._fitted(logits_V), history, proposed_ids)
+        logits_V = self._adjusted(fitted(logits_V, self.vocab_size), history, proposed_ids)
         largest = float(logits_V.max())
         if not math.isfinite(largest):
             raise NonFiniteLogitsError(
@@ -117,53 +116,23 @@ class SamplingLaw:
                 token_ids_C=token_ids_C,
                 log_weights_C=torch.zeros(1, device=logits_V.device),
             )
-        # The largest becomes 0 first, so that no temperature, however small, can overflow.
-        scaled_V = (logits_V - largest) / max(self.settings.temperature, _SMALLEST_TEMPERATURE)
+        scaled_V = scaled(logits_V, largest, self.settings.temperature)
         if not self.settings.has_filters:
             ids_V = _all_ids(self.vocab_size, logits_V.device)
             return Distribution(vocab_size=self.vocab_size, token_ids_C=ids_V, log_weights_C=scaled_V)
-        token_ids_C = self._filtered(scaled_V)
+        token_ids_C = kept(scaled_V, self.settings, self._nucleus_edge).nonzero().squeeze(-1)
         return Distribution(vocab_size=self.vocab_size, token_ids_C=token_ids_C, log_weights_C=scaled_V[token_ids_C])
-
-    def _fitted(self, logits_V: torch.Tensor) -> torch.Tensor:
-        """A draft's row at the target's width: foreign ids cut off, missing ones impossible."""
-        missing = self.vocab_size - logits_V.shape[-1]
-        if missing == 0:
-            return logits_V
-        if missing < 0:
-            return logits_V[: self.vocab_size]
-        return torch.nn.functional.pad(logits_V, (0, missing), value=float("-inf"))
 
     def _adjusted(self, logits_V: torch.Tensor, history: TokenHistory, proposed_ids: Sequence[int]) -> torch.Tensor:
         settings = self.settings
         if len(self._bias_ids):
-            logits_V = logits_V.index_add(0, self._bias_ids, self._bias)
+            logits_V = biased(logits_V, self._bias_ids, self._bias)
         if len(self._stop_ids) and history.num_output_tokens + len(proposed_ids) < settings.min_tokens:
             logits_V = logits_V.index_fill(0, self._stop_ids, float("-inf"))
         if history.counts is None:
             return logits_V
         counts = history.counts.with_tokens(proposed_ids) if proposed_ids else history.counts
-        penalty = settings.repetition_penalty
-        damped_V = torch.where(logits_V > 0, logits_V / penalty, logits_V * penalty)
-        logits_V = torch.where(counts.seen_V, damped_V, logits_V)
-        logits_V = logits_V - settings.frequency_penalty * counts.in_output_V
-        return logits_V - settings.presence_penalty * (counts.in_output_V > 0)
-
-    def _filtered(self, scaled_V: torch.Tensor) -> torch.Tensor:
-        """Ids that min-p, top-k and top-p leave, ascending; the most likely one always stays.
-
-        Each filter is a threshold, so tokens that tie with the last one kept are kept as well: what stays never depends
-        on the order in which a device happens to sort equals.
-        """
-        settings = self.settings
-        kept_V = scaled_V > float("-inf")
-        if settings.min_p > 0:
-            kept_V &= scaled_V.exp() >= settings.min_p
-        if 0 < settings.top_k < self.vocab_size:
-            kept_V &= scaled_V >= torch.topk(scaled_V, settings.top_k).values[-1]
-        if settings.top_p < 1:
-            kept_V &= scaled_V >= self._nucleus_edge(scaled_V.masked_fill(~kept_V, float("-inf")))
-        return kept_V.nonzero().squeeze(-1)
+        return penalised(logits_V, settings, in_output_V=counts.in_output_V, seen_V=counts.seen_V)
 
     def _nucleus_edge(self, scaled_V: torch.Tensor) -> torch.Tensor:
         """The least likely value of the smallest set of most likely tokens whose probabilities reach top-p."""
@@ -173,7 +142,4 @@ class SamplingLaw:
         sorted_C = torch.topk(scaled_V, num_sorted).values
         if num_sorted < self.vocab_size and float(sorted_C.exp().sum()) < wanted:
             sorted_C = torch.sort(scaled_V, descending=True).values
-        weights_C = sorted_C.exp()
-        num_kept = int((weights_C.cumsum(0) - weights_C < wanted).sum())
-        # A top-p that float32 cannot tell from 0 still keeps one.
-        return sorted_C[max(num_kept, 1) - 1]
+        return edge_of_sorted(sorted_C, wanted)

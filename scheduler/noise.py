@@ -39,7 +39,8 @@ class Purpose(IntEnum):
     """The token after a whole block, or without a proposal, under the rejection rule."""
 
 
-def _digest(seed: int, position: int, purpose: Purpose) -> bytes:
+def key_bytes(seed: int, position: int, purpose: Purpose) -> bytes:
+    """The 64 bits that one draw starts from: two little-endian words of 32."""
     message = struct.pack("<QQB", seed % (1 << 64), position, purpose)
     return blake2b(message, digest_size=8, person=b"slipstream").digest()
 
@@ -76,8 +77,13 @@ def random_bits(seed: int, position: int, purpose: Purpose, token_ids_N: torch.T
     Returns:
         bits_N, int32 (all 2**32 values are equally likely).
     """
-    key_1, key_2 = struct.unpack("<II", _digest(seed, position, purpose))
-    return _mix(_mix(token_ids_N ^ _signed(key_1)).add_(_signed(key_2)))
+    key_1, key_2 = struct.unpack("<II", key_bytes(seed, position, purpose))
+    return bits_of_keys(_signed(key_1), _signed(key_2), token_ids_N)
+
+
+def bits_of_keys(key_1: torch.Tensor | int, key_2: torch.Tensor | int, token_ids_N: torch.Tensor) -> torch.Tensor:
+    """The words that two keys of 32 bits give; int32 keys of any shape broadcast against the int32 ids."""
+    return _mix(_mix(token_ids_N ^ key_1).add_(key_2))
 
 
 def gumbel_noise(seed: int, position: int, purpose: Purpose, token_ids_N: torch.Tensor) -> torch.Tensor:
@@ -104,5 +110,5 @@ def gumbel_of_bits(bits_N: torch.Tensor) -> torch.Tensor:
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
     """A uniform number in [0, 1) with 53 random bits."""
-    (word,) = struct.unpack("<Q", _digest(seed, position, purpose))
+    (word,) = struct.unpack("<Q", key_bytes(seed, position, purpose))
     return float(word >> 11) * 2.0**-53
