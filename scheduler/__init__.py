@@ -9,6 +9,7 @@ import models  # noqa: F401  # it settles how OpenMP waits before anything impor
 from scheduler.costs import BlockCosts
 from scheduler.distribution import Distribution, SamplingLaw
 from scheduler.errors import (
+    DeviceUnavailableError,
     NonFiniteLogitsError,
     ScheduleError,
     StaleLaunchError,
@@ -21,14 +22,6 @@ from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tok
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
-from scheduler.occupancy import (
-    Occupancy,
-    OccupancyField,
-    OccupancyProbe,
-    OverlapAdvice,
-    check_admission,
-    overlap_advice,
-)
 from scheduler.pipeline import PipelinedLoop
 from scheduler.proposers import ModelProposer, NgramProposer, Proposer
 from scheduler.round import (
@@ -43,44 +36,63 @@ from scheduler.round import (
 from scheduler.sequential import SequentialLoop
 from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
 from scheduler.streams import (
+    AwaitMethod,
+    CopyDriver,
     CostModel,
+    CudaDriver,
+    CudaEvent,
+    CudaStream,
+    DeviceMemory,
+    DeviceProperties,
     Event,
     Generation,
+    HostCopyDriver,
     Launch,
     Lineage,
+    PinnedRing,
+    PinnedSlot,
     Stream,
     ThreadStream,
     TimelineEntry,
     TimelineSummary,
+    TorchCudaDriver,
     VirtualDevice,
     VirtualEvent,
     VirtualStream,
     summarize_timeline,
+    why_no_cuda,
 )
 from scheduler.verify import judge
 
 __all__ = [
     "AcceptanceMonitor",
     "AdaptiveGamma",
+    "AwaitMethod",
     "BlockCosts",
+    "CopyDriver",
     "CostModel",
+    "CudaDriver",
+    "CudaEvent",
+    "CudaStream",
     "DecodeRequest",
+    "DeviceMemory",
+    "DeviceProperties",
+    "DeviceUnavailableError",
     "Distribution",
     "Event",
     "FinishReason",
     "FixedGamma",
     "GammaPolicy",
     "Generation",
+    "HostCopyDriver",
     "Lane",
     "Launch",
     "Lineage",
     "ModelProposer",
     "NgramProposer",
     "NonFiniteLogitsError",
-    "Occupancy",
-    "OccupancyField",
-    "OccupancyProbe",
-    "OverlapAdvice",
+    "PinnedRing",
+    "PinnedSlot",
     "PipelinedLoop",
     "PrefillReport",
     "Proposal",
@@ -100,17 +112,17 @@ __all__ = [
     "TimelineSummary",
     "TokenHistory",
     "TokenLogprob",
+    "TorchCudaDriver",
     "TraceMismatchError",
     "Verdict",
     "Verification",
     "VirtualDevice",
     "VirtualEvent",
     "VirtualStream",
-    "check_admission",
     "check_integer",
     "check_number",
     "expected_tokens",
     "judge",
-    "overlap_advice",
     "summarize_timeline",
+    "why_no_cuda",
 ]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from models.errors import SlipstreamError
 
 
+class DeviceUnavailableError(SlipstreamError):
+    """A device was asked for that cannot be used; the message says why, and what to do."""
+
+
 class StreamClosedError(SlipstreamError):
     """Work was launched on a stream that has been closed."""
 
