@@ -22,6 +22,14 @@ from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tok
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
+from scheduler.occupancy import (
+    Occupancy,
+    OccupancyField,
+    OccupancyProbe,
+    OverlapAdvice,
+    check_admission,
+    overlap_advice,
+)
 from scheduler.pipeline import PipelinedLoop
 from scheduler.proposers import ModelProposer, NgramProposer, Proposer
 from scheduler.round import (
@@ -91,6 +99,10 @@ __all__ = [
     "ModelProposer",
     "NgramProposer",
     "NonFiniteLogitsError",
+    "Occupancy",
+    "OccupancyField",
+    "OccupancyProbe",
+    "OverlapAdvice",
     "PinnedRing",
     "PinnedSlot",
     "PipelinedLoop",
@@ -119,10 +131,12 @@ __all__ = [
     "VirtualDevice",
     "VirtualEvent",
     "VirtualStream",
+    "check_admission",
     "check_integer",
     "check_number",
     "expected_tokens",
     "judge",
+    "overlap_advice",
     "summarize_timeline",
     "why_no_cuda",
 ]
