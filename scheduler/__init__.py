@@ -43,6 +43,7 @@ from scheduler.round import (
 )
 from scheduler.sequential import SequentialLoop
 from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
+from scheduler.speed_model import Choice, LaneCosts, RatedPlan, RoundMode, RoundPlan, SpeedModel
 from scheduler.streams import (
     AwaitMethod,
     CopyDriver,
@@ -77,6 +78,7 @@ __all__ = [
     "AdaptiveGamma",
     "AwaitMethod",
     "BlockCosts",
+    "Choice",
     "CopyDriver",
     "CostModel",
     "CudaDriver",
@@ -94,6 +96,7 @@ __all__ = [
     "Generation",
     "HostCopyDriver",
     "Lane",
+    "LaneCosts",
     "Launch",
     "Lineage",
     "ModelProposer",
@@ -109,11 +112,15 @@ __all__ = [
     "PrefillReport",
     "Proposal",
     "Proposer",
+    "RatedPlan",
+    "RoundMode",
+    "RoundPlan",
     "RoundReport",
     "SamplingLaw",
     "SamplingSettings",
     "ScheduleError",
     "SequentialLoop",
+    "SpeedModel",
     "StaleLaunchError",
     "Stream",
     "StreamClosedError",

@@ -5,6 +5,7 @@ Owns the running estimate that gamma policies read. Knows nothing of models or l
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 _SMOOTHING = 0.1
@@ -61,3 +62,8 @@ def _interpolated(known_ms: Mapping[int, float], width: int) -> float:
         return known_ms[nearest] * max(1.0, width / nearest)
     share = (width - below) / (above - below)
     return known_ms[below] + share * (known_ms[above] - known_ms[below])
+
+
+def elapsed_ms(started_s: float) -> float:
+    """Milliseconds since `time.perf_counter()` was `started_s`."""
+    return (time.perf_counter() - started_s) * 1e3

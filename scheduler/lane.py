@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from models.causal_model import CausalModel
-from scheduler.costs import BlockCosts
+from scheduler.costs import BlockCosts, elapsed_ms
 from scheduler.streams.base import Stream
 
 _TIMED_WIDTHS = (1, 2, 3, 5, 9, 17)
@@ -91,9 +91,9 @@ class Lane:
                 break
             times_ms = []
             for _ in range(_TIMED_RUNS):
-                started = time.perf_counter()
+                started_s = time.perf_counter()
                 self._forward([0] * width, num_logits=width)
-                times_ms.append((time.perf_counter() - started) * 1e3)
+                times_ms.append(elapsed_ms(started_s))
                 self.roll_back(0)
             measured_ms[width] = sorted(times_ms)[_TIMED_RUNS // 2]
         # The runs themselves were recorded as well, the cold first ones among them.
@@ -101,14 +101,14 @@ class Lane:
 
     def _forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         token_ids_T = torch.tensor(token_ids, dtype=torch.int64, device=self.model.device)
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         try:
             logits_RV = self.model.forward(token_ids_T, self._cache, num_logits=num_logits)
         except BaseException:
             self._cache.rollback(min(self._cache.length, self.num_held))
             raise
         if num_logits and len(token_ids) <= _TIMED_WIDTHS[-1]:
-            self.costs.record(len(token_ids), (time.perf_counter() - started) * 1e3)
+            self.costs.record(len(token_ids), elapsed_ms(started_s))
         self._held_ids.extend(token_ids)
         return logits_RV
 

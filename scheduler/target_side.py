@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from scheduler.block import BlockPlan
+from scheduler.costs import elapsed_ms
 from scheduler.decoding import Decoding
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
@@ -82,12 +83,12 @@ class HostTarget:
 
     def forward(self, decoding: Decoding, history: TokenHistory, plan: BlockPlan) -> _Forwarded:
         """See `TargetSide.forward`."""
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         block = plan.block()
         # What the target has not read yet: the last committed token, at first the prompt's tail as well.
         token_ids = [*history.ids(self._lane.num_held), *block.token_ids]
         logits_RV = self._lane.feed(token_ids, num_logits=len(block) + 1)
-        return _Forwarded(block=block, logits_RV=logits_RV, elapsed_ms=_elapsed_ms(started))
+        return _Forwarded(block=block, logits_RV=logits_RV, elapsed_ms=elapsed_ms(started_s))
 
     def judge(
         self,
@@ -99,7 +100,7 @@ class HostTarget:
         generation: Generation | None,
     ) -> Judgement:
         """Judge the block and cut the cache back; unless the guess was right, `generation` is retired at once."""
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         block = forwarded.block
         proposal = block.followed_by(plan.guess())
         verdict = judge(
@@ -113,7 +114,7 @@ class HostTarget:
             verdict=verdict,
             history=history.extended(verdict.token_ids),
             kept_length=kept_length,
-            verify_ms=forwarded.elapsed_ms + _elapsed_ms(started),
+            verify_ms=forwarded.elapsed_ms + elapsed_ms(started_s),
         )
         if generation is not None and not judgement.hit:
             generation.lineage.retire(generation)
@@ -125,7 +126,3 @@ class HostTarget:
 
     def confirm(self, judgement: Judgement) -> None:
         """Nothing to do: `judge` has done it."""
-
-
-def _elapsed_ms(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3

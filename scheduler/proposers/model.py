@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from scheduler.costs import elapsed_ms
 from scheduler.distribution import SamplingLaw
 from scheduler.gamma import GammaPolicy
 from scheduler.history import TokenHistory
@@ -71,7 +72,7 @@ class ModelProposer:
         proposes nothing, so that a round's device work stays bounded. A draft that does not know one of the tokens
         proposes nothing from there on.
         """
-        started = time.perf_counter()
+        started_s = time.perf_counter()
         length = history.length + len(chain_ids)
         num_wanted = min(max_tokens, self._lane.capacity - length)
         if num_wanted <= 0:
@@ -82,7 +83,7 @@ class ModelProposer:
             return Proposal()
         logits_RV = self._lane.feed(next_ids, num_logits=1)
         if self._lane.num_held < length:
-            return Proposal(draft_ms=_elapsed_ms(started))
+            return Proposal(draft_ms=elapsed_ms(started_s))
         coupled = law.settings.verification is Verification.COUPLED
         purpose = Purpose.SHARED if coupled else Purpose.DRAFT
         token_ids = list(chain_ids)
@@ -98,7 +99,7 @@ class ModelProposer:
         return Proposal(
             token_ids=tuple(token_ids[len(chain_ids) :]),
             probabilities=None if coupled else tuple(probabilities),
-            draft_ms=_elapsed_ms(started),
+            draft_ms=elapsed_ms(started_s),
         )
 
     def is_behind(self, history: TokenHistory) -> bool:
@@ -125,7 +126,3 @@ def _written_since(history: TokenHistory, chain_ids: Sequence[int], num_held: in
     if num_held >= history.length:
         return list(chain_ids[num_held - history.length :])
     return [*history.ids(num_held), *chain_ids]
-
-
-def _elapsed_ms(started: float) -> float:
-    return (time.perf_counter() - started) * 1e3
