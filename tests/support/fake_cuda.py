@@ -1,8 +1,8 @@
 """An in-memory CUDA: a driver whose work is done when it is enqueued, and is over when a seeded clock says so.
 
 Kernels are ordinary operations on CPU tensors, so numbers are right; what lies behind them in a stream passes later, in
-any order that events allow. Copies to the host arrive when they pass, and until then their destination holds rubbish, so
-a result that is read too early is wrong. Misuse that CUDA or torch would let pass, or punish by hanging, is a
+any order that events allow. Copies to the host arrive when they pass, and until then their destination holds rubbish,
+so a result that is read too early is wrong. Misuse that CUDA or torch would let pass, or punish by hanging, is a
 `FakeCudaError`, which is also kept in `faults` in case somebody swallows it.
 """
 
@@ -196,7 +196,7 @@ class FakeDriver:
             event = self.new_event(timing=False, blocking=False)
             value = source.clone()
             host.view(torch.uint8).fill_(RUBBISH)
-            stream.operations.append(Operation(effect=lambda: host.copy_(value) and None))
+            stream.operations.append(Operation(effect=lambda: self._arrive(host, value)))
             self.record(event, stream)
             assert event.recording is not None
             self._arriving[place] = event.recording
@@ -258,6 +258,10 @@ class FakeDriver:
                 self._changed.notify_all()
             elif not self._changed.wait(PATIENCE_S):
                 raise self._fault("the host waits for what never passes: a hold that nobody releases?")
+
+    def _arrive(self, host: torch.Tensor, value: torch.Tensor) -> None:
+        with torch.inference_mode():  # whatever call of the host this happens to be in
+            host.copy_(value)
 
     def _pass(self, recording: Recording) -> None:
         recording.passed = True
