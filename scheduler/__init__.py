@@ -6,7 +6,9 @@ Knows nothing of text.
 from __future__ import annotations
 
 import models  # noqa: F401  # it settles how OpenMP waits before anything imports torch
-from scheduler.costs import BlockCosts
+from scheduler.controller import Controller, SourceCosts
+from scheduler.core_share import CoreShare
+from scheduler.costs import BlockCosts, MachinePace
 from scheduler.distribution import Distribution, SamplingLaw
 from scheduler.errors import (
     DeviceUnavailableError,
@@ -18,7 +20,7 @@ from scheduler.errors import (
     StreamRace,
     TraceMismatchError,
 )
-from scheduler.gamma import AdaptiveGamma, FixedGamma, GammaPolicy, expected_tokens
+from scheduler.gamma import FixedGamma, GammaPolicy, Leads, expected_tokens
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
@@ -75,11 +77,12 @@ from scheduler.verify import judge
 
 __all__ = [
     "AcceptanceMonitor",
-    "AdaptiveGamma",
     "AwaitMethod",
     "BlockCosts",
     "Choice",
+    "Controller",
     "CopyDriver",
+    "CoreShare",
     "CostModel",
     "CudaDriver",
     "CudaEvent",
@@ -98,7 +101,9 @@ __all__ = [
     "Lane",
     "LaneCosts",
     "Launch",
+    "Leads",
     "Lineage",
+    "MachinePace",
     "ModelProposer",
     "NgramProposer",
     "NonFiniteLogitsError",
@@ -120,6 +125,7 @@ __all__ = [
     "SamplingSettings",
     "ScheduleError",
     "SequentialLoop",
+    "SourceCosts",
     "SpeedModel",
     "StaleLaunchError",
     "Stream",

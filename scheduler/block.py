@@ -43,6 +43,8 @@ class BlockPlan:
     """Where the pieces hold no more than the block, the first token of these is the guess."""
     may_guess: bool = False
     """Whether there is to be a guess at all."""
+    together: bool = False
+    """Whether a draft goes on meanwhile, and wants its share of the machine."""
 
     def block(self) -> Proposal:
         """The tokens that the target reads; legal once the pieces have run."""

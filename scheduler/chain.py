@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from scheduler.decoding import Decoding
+from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
 from scheduler.proposers.base import Proposer
 from scheduler.round import Drafted, Judgement, Proposal
@@ -25,20 +26,21 @@ class Chain:
     learns_late = False
     """A verdict is known as soon as it is settled."""
 
-    def __init__(self, proposers: Sequence[Proposer], *, max_lead: int) -> None:
+    def __init__(self, proposers: Sequence[Proposer], *, leads: Leads = IN_TURN) -> None:
         """Bind the sources.
 
         Args:
             proposers: asked in order.
-            max_lead: most tokens drafted past a block.
+            leads: how far past a block they may draft.
         """
         self._proposers = tuple(proposers)
-        self._max_lead = max_lead
+        self._leads = leads
         self._decoding: Decoding
         self._history: TokenHistory
         self._token_ids: list[int] = []
         self._source: int | None = None
         self._gamma = 0
+        self._lead = 0
         self._asked = False
         self._error: BaseException | None = None
 
@@ -49,7 +51,7 @@ class Chain:
         self._throw_away()
         with self._remembering_errors():
             for proposer in self._proposers:
-                proposer.begin(history)
+                proposer.begin(history, self._leads)
 
     def draft_block(self, max_tokens: int, slot: int = 0) -> Drafted:
         """A whole block at once, of the first source that has one.
@@ -110,13 +112,18 @@ class Chain:
         if not self._token_ids:
             self._throw_away()
         elif self._source is not None and not self._proposers[self._source].instant:
-            self._gamma = self._proposers[self._source].choose(self._history)
+            self._choose(self._proposers[self._source])
 
     def _throw_away(self) -> None:
         self._token_ids.clear()
         self._source = None
         self._gamma = 0
+        self._lead = 0
         self._asked = False
+
+    def _choose(self, proposer: Proposer) -> None:
+        self._gamma = proposer.choose(self._history)
+        self._lead = proposer.lead
 
     @contextmanager
     def _remembering_errors(self) -> Iterator[None]:
@@ -146,10 +153,10 @@ class Chain:
         proposer = self._proposers[self._source]
         behind = proposer.is_behind(self._history)
         if proposer.instant is not instant:
-            return Drafted(gamma=self._gamma, behind=behind)
+            return Drafted(gamma=self._gamma, lead=self._lead, behind=behind)
         num_wanted = min(self._num_welcome(ahead=ahead) - len(self._token_ids), room)
         if num_wanted <= 0:
-            return Drafted(gamma=self._gamma)
+            return Drafted(gamma=self._gamma, lead=self._lead)
         if not instant:
             num_wanted = 1
         proposal = proposer.extend(self._decoding.law, self._history, tuple(self._token_ids), num_wanted)
@@ -157,6 +164,7 @@ class Chain:
         return Drafted(
             proposal=dataclasses.replace(proposal, source=self._source),
             gamma=self._gamma,
+            lead=self._lead,
             behind=behind and proposer.is_behind(self._history),
         )
 
@@ -164,8 +172,8 @@ class Chain:
         """Tokens that the chain may hold: a block, and the lookahead past it."""
         if self._proposers[self._source or 0].instant and self._token_ids:
             # The target does not wait for more of a chain that it has some of: these are its block.
-            return min(len(self._token_ids), self._gamma) + self._max_lead
-        return self._gamma + (self._max_lead if ahead else 1)
+            return min(len(self._token_ids), self._gamma) + self._lead
+        return self._gamma + (self._lead if ahead else min(self._lead, 1))
 
     def _ask(self) -> None:
         """Find the first source that wants to propose; asked once for each chain."""
@@ -173,7 +181,7 @@ class Chain:
             return
         self._asked = True
         for source, proposer in enumerate(self._proposers):
-            self._gamma = proposer.choose(self._history)
+            self._choose(proposer)
             if self._gamma > 0:
                 self._source = source
                 return

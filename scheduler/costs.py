@@ -1,10 +1,12 @@
 """What a block of each width costs on this machine, in milliseconds.
 
-Owns the running estimate that gamma policies read. Knows nothing of models or lanes.
+Owns the running estimate that the controller reads, and what all estimates of a machine have in common: it is shared,
+and fast at one time and slow at another. Knows nothing of models or lanes.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 
@@ -14,39 +16,71 @@ _LEAST_MS = 1e-6
 """What a step costs that the clock could not see; policies divide by costs."""
 
 
+_PACE_SMOOTHING = 0.1
+_SHAPE_SMOOTHING = 0.02
+"""With a pace in common: most of a surprise is the machine's, a little of it this width's own."""
+
+
+class MachinePace:
+    """How much slower the machine is than when its costs were measured.
+
+    What is measured of one width in one mode says something of all others, which are not run meanwhile: without it, a
+    machine that slows down would make whatever runs look dear beside what does not.
+    """
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    def note(self, ratio: float) -> None:
+        """A step took `ratio` times what was expected of it. Threads may note at once; a lost note does not matter."""
+        self.factor *= math.exp(_PACE_SMOOTHING * math.log(ratio))
+
+
 class BlockCosts:
     """Milliseconds by block width, measured at load and refreshed by every round.
 
     One thread records, others may read meanwhile: the table is replaced, never changed.
     """
 
-    def __init__(self, measured_ms: Mapping[int, float] | None = None) -> None:
+    def __init__(self, measured_ms: Mapping[int, float] | None = None, *, pace: MachinePace | None = None) -> None:
+        """Start from measurements, if there are any; tables of one machine may have a pace in common."""
         self._ms: dict[int, float] = {}
+        self._pace = pace
         self.calibrate(measured_ms or {})
 
     def calibrate(self, measured_ms: Mapping[int, float]) -> None:
         """Forget everything and start from these measurements."""
-        self._ms = {width: max(elapsed_ms, _LEAST_MS) for width, elapsed_ms in measured_ms.items()}
+        factor = self._factor
+        self._ms = {width: max(elapsed_ms, _LEAST_MS) / factor for width, elapsed_ms in measured_ms.items()}
 
     def record(self, width: int, elapsed_ms: float) -> None:
         """Take in one measurement."""
-        elapsed_ms = max(elapsed_ms, _LEAST_MS)
+        elapsed_ms = max(elapsed_ms, _LEAST_MS) / self._factor
         if not self._ms or not min(self._ms) <= width <= max(self._ms):
             self._ms = {**self._ms, width: elapsed_ms}
             return
         # One slow step (another process, a page fault) must not count for many rounds, least of all where it is the
         # first of its width: a width that looks dear is not chosen, and so not measured again.
         known_ms = _interpolated(self._ms, width)
-        self._ms = {**self._ms, width: known_ms + _SMOOTHING * (min(elapsed_ms, 3 * known_ms) - known_ms)}
+        elapsed_ms = min(elapsed_ms, 3 * known_ms)
+        smoothing = _SMOOTHING if self._pace is None else _SHAPE_SMOOTHING
+        self._ms = {**self._ms, width: known_ms + smoothing * (elapsed_ms - known_ms)}
+        if self._pace is not None:
+            self._pace.note(elapsed_ms / known_ms)
 
     def estimate(self, width: int) -> float | None:
         """Expected milliseconds of a block; interpolated between measured widths, None if nothing was measured."""
         known_ms = self._ms
-        return _interpolated(known_ms, width) if known_ms else None
+        return _interpolated(known_ms, width) * self._factor if known_ms else None
 
     def as_dict(self) -> dict[int, float]:
         """The present estimates, by width."""
-        return dict(sorted(self._ms.items()))
+        factor = self._factor
+        return {width: elapsed_ms * factor for width, elapsed_ms in sorted(self._ms.items())}
+
+    @property
+    def _factor(self) -> float:
+        return 1.0 if self._pace is None else self._pace.factor
 
 
 def _interpolated(known_ms: Mapping[int, float], width: int) -> float:

@@ -12,6 +12,7 @@ from functools import partial
 
 from scheduler.block import Flight, Piece
 from scheduler.decoding import Decoding
+from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
 from scheduler.proposers.base import Proposer
 from scheduler.residency import HostResidency, Residency
@@ -34,7 +35,7 @@ class Drafter:
         proposers: Sequence[Proposer],
         *,
         max_gamma: int,
-        max_lead: int = 0,
+        leads: Leads = IN_TURN,
         residency: Residency | None = None,
     ) -> None:
         """Bind the sources.
@@ -44,14 +45,14 @@ class Drafter:
             stream: where they run; may be the target's own.
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of a block.
-            max_lead: most tokens drafted past a block.
+            leads: how far past a block they may draft.
             residency: where a round's values live; None has them on the host.
         """
         self._stream = stream
         self._proposers = tuple(proposers)
-        self._num_slots = max_gamma + max_lead + _MORE_SLOTS
+        self._num_slots = max_gamma + leads.most + _MORE_SLOTS
         self._chain = (residency or HostResidency()).draft_side(
-            self._proposers, max_gamma=max_gamma, max_lead=max_lead, num_slots=self._num_slots
+            self._proposers, max_gamma=max_gamma, leads=leads, num_slots=self._num_slots
         )
         self._name = name
         self._buffers = (f"{name}.chain", *(name for proposer in self._proposers for name in proposer.buffers))

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 import torch
 
 from models.causal_model import CausalModel
-from scheduler.costs import BlockCosts, elapsed_ms
+from scheduler.core_share import CoreShare
+from scheduler.costs import BlockCosts, MachinePace, elapsed_ms
 from scheduler.streams.base import Stream
 
 _TIMED_WIDTHS = (1, 2, 3, 5, 9, 17)
@@ -26,7 +27,16 @@ _TIMED_RUNS = 3
 class Lane:
     """One model and its cache on one stream."""
 
-    def __init__(self, name: str, model: CausalModel, stream: Stream, *, capacity: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: CausalModel,
+        stream: Stream,
+        *,
+        capacity: int,
+        cores: CoreShare | None = None,
+        pace: MachinePace | None = None,
+    ) -> None:
         """Allocate the cache.
 
         Args:
@@ -34,12 +44,19 @@ class Lane:
             model: the model to run.
             stream: where its work is launched.
             capacity: most tokens the cache holds.
+            cores: how many intra-op threads its work gets; None leaves the worker's number as it is.
+            pace: what the costs of all lanes of a machine have in common.
         """
         self.name = name
         self.model = model
         self.stream = stream
         self.capacity = capacity
-        self.costs = BlockCosts()
+        self.costs = BlockCosts(pace=pace)
+        """Of blocks while no other lane runs."""
+        self.costs_together = BlockCosts(pace=pace)
+        """Of blocks while another lane runs as well; empty until that was measured or happened."""
+        self._cores = cores
+        self._together = False
         self.reader: object | None = None
         """Whoever's prompt the cache was last prepared for; set and asked by the host, never by launches."""
         self._cache = model.new_cache(capacity)
@@ -54,6 +71,12 @@ class Lane:
     def num_held(self) -> int:
         """Tokens whose keys and values the cache holds."""
         return len(self._held_ids)
+
+    def share(self, *, together: bool) -> None:
+        """Take all cores for the next calls, or the lane's part of them where another lane runs meanwhile."""
+        self._together = together
+        if self._cores is not None:
+            self._cores.take(together=together)
 
     def resume(self, token_ids: Sequence[int]) -> int:
         """Keep the longest common prefix of what is held and `token_ids`; returns its length."""
@@ -82,11 +105,12 @@ class Lane:
             self._forward(block, num_logits=0)
         return self._forward(blocks[-1], num_logits=num_logits)
 
-    def measure_costs(self) -> None:
+    def measure_costs(self, *, together: bool = False, widths: Sequence[int] = _TIMED_WIDTHS) -> None:
         """Time blocks of several widths, the median of a few runs each, and leave the cache empty."""
+        self.share(together=together)
         self.roll_back(0)
         measured_ms = {}
-        for width in _TIMED_WIDTHS:
+        for width in widths:
             if width > min(self.model.max_block, self.capacity):
                 break
             times_ms = []
@@ -97,7 +121,7 @@ class Lane:
                 self.roll_back(0)
             measured_ms[width] = sorted(times_ms)[_TIMED_RUNS // 2]
         # The runs themselves were recorded as well, the cold first ones among them.
-        self.costs.calibrate(measured_ms)
+        (self.costs_together if together else self.costs).calibrate(measured_ms)
 
     def _forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         token_ids_T = torch.tensor(token_ids, dtype=torch.int64, device=self.model.device)
@@ -108,7 +132,8 @@ class Lane:
             self._cache.rollback(min(self._cache.length, self.num_held))
             raise
         if num_logits and len(token_ids) <= _TIMED_WIDTHS[-1]:
-            self.costs.record(len(token_ids), elapsed_ms(started_s))
+            costs = self.costs_together if self._together else self.costs
+            costs.record(len(token_ids), elapsed_ms(started_s))
         self._held_ids.extend(token_ids)
         return logits_RV
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from scheduler.block import BlockPlan, Piece
+from scheduler.gamma import Leads
 from scheduler.pace import Pace
 from scheduler.round import Drafted, Judgement, RoundReport
 from scheduler.streams.lineage import Generation
@@ -20,18 +21,19 @@ from scheduler.streams.lineage import Generation
 class Lookahead:
     """Pieces of one request, oldest first."""
 
-    def __init__(self, generation: Generation, *, max_lead: int, num_awaited: int | None, behind: bool) -> None:
+    def __init__(self, generation: Generation, *, leads: Leads, num_awaited: int | None, behind: bool) -> None:
         """Start without pieces.
 
         Args:
             generation: of the pieces that are launched now; the loop begins a new one behind each verdict.
-            max_lead: most tokens drafted past a block.
+            leads: how far past a block sources may draft.
             num_awaited: proposals that a block waits for where fewer are ready; 0 verifies what there is, even nothing,
                 None waits for as many as are worth verifying at once.
             behind: whether the draft has much to read before it can propose.
         """
         self.generation = generation
-        self._max_lead = max_lead
+        self._lead = leads.least
+        """Tokens worth drafting past a block, by the newest piece that has run; 0 has the lanes take turns."""
         self._num_awaited = num_awaited
         self._ready: list[Drafted] = []
         """What the first pieces hold: those that were seen to have run."""
@@ -50,6 +52,8 @@ class Lookahead:
         """Tokens worth verifying at once, by the newest piece that has run."""
         self._behind = behind
         """Whether, by that piece, the draft is still reading: then nothing is expected of it."""
+        self._instant = False
+        """Whether the newest tokens come from a look-up."""
         self._quiet = False
         """Whether, by that piece, no source wants to draft: then no steps are launched beside the one that asks."""
         self._draft_ms = 0.0
@@ -69,11 +73,14 @@ class Lookahead:
             drafted = self._result_of(piece)
             if drafted is None:
                 break
-            self._gamma, self._behind = drafted.gamma or self._gamma, drafted.behind
+            if drafted.gamma:
+                self._gamma, self._lead = drafted.gamma, drafted.lead
+            self._behind = drafted.behind
             self._quiet = not drafted.gamma
             if drafted.proposal:
                 self._ready.append(drafted)
                 self._num_held += len(drafted.proposal)
+                self._instant = piece.instant
             else:
                 self._draft_ms += drafted.proposal.draft_ms
                 del self._pieces[len(self._ready)]
@@ -82,19 +89,20 @@ class Lookahead:
         """Steps to launch before the next block, so that all it may wait for is on its way."""
         if not self._active(room):
             return 0
-        return max(0, self._block_size(room) + (not self._pace.too_slow) - self._num_tokens)
+        return max(0, self._block_size(room) + self._runs_ahead - self._num_tokens)
 
     def num_ahead_missing(self, room: int) -> int:
         """Steps to launch behind the next block, so that the draft has enough to do meanwhile."""
-        active = self._active(room) and not self._pace.too_slow
-        self._ran_ahead = active and self._max_lead > 1
-        return max(0, self._block_size(room) + self._max_lead - self._num_tokens) if active else 0
+        active = self._active(room) and self._runs_ahead
+        self._ran_ahead = active and self._lead > 1
+        return max(0, self._block_size(room) + self._lead - self._num_tokens) if active else 0
 
     def plan(self, room: int) -> BlockPlan:
         """The next block of at most `room` tokens: all that is ready, and what is worth waiting for."""
         if not room:
             return BlockPlan()
-        may_guess = not self._behind and not self._pace.too_slow
+        size = min(room, self._gamma)
+        may_guess = not self._behind and not self._pace.too_slow and (self._lead > 0 or self._num_ready > size)
         stop = len(self._ready)
         num_waiting = self._block_size(room) - self._num_ready
         if self._num_ready == 0 and stop < len(self._pieces) and self._pieces[stop].instant:
@@ -108,6 +116,7 @@ class Lookahead:
             max_tokens=room,
             guesses=self._guesses(room, stop) if may_guess else (),
             may_guess=may_guess,
+            together=self._active(room) and self._runs_ahead and not self._instant,
         )
 
     def commit(self, judgement: Judgement) -> None:
@@ -164,6 +173,11 @@ class Lookahead:
         self._draft_ms += sum(drafted.proposal.draft_ms for drafted in old)
         self._late += self._pieces[len(old) : num_old]
         self._pieces, self._ready, self._num_taken = kept, self._ready[num_old:], 0
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether the draft goes on past a block while that is verified."""
+        return self._lead > 0 and not self._pace.too_slow
 
     @property
     def _num_ready(self) -> int:

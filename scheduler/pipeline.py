@@ -19,6 +19,7 @@ from scheduler.block import Flight
 from scheduler.commit import commit
 from scheduler.decoding import Decoding
 from scheduler.drafter import Drafter
+from scheduler.gamma import Leads
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.lookahead import Lookahead
@@ -54,6 +55,7 @@ class PipelinedLoop:
         *,
         max_gamma: int = 8,
         max_lead: int = 8,
+        min_lead: int | None = None,
         num_awaited: int | None = None,
         warmup_tokens: int = 0,
         num_verdict_slots: int = NUM_VERDICT_SLOTS,
@@ -68,6 +70,8 @@ class PipelinedLoop:
             proposers: asked in order, the first one with something to offer is heard.
             max_gamma: most tokens of one block.
             max_lead: most tokens drafted past a block while it is verified.
+            min_lead: where this is less, each source's policy chooses a lead between the two; 0 lets it have the lanes
+                take turns. None keeps to `max_lead`.
             num_awaited: proposals that the target waits for where fewer are ready; 0 verifies what there is. None waits
                 for as many as the source thinks worth a block, as a sequential round does: what was drafted ahead then
                 comes on top, and nothing is lost where it seldom helps.
@@ -83,6 +87,9 @@ class PipelinedLoop:
             high=_MOST_LEAD,
             advice="8 is a good start; without lookahead use SequentialLoop",
         )
+        least_lead = max_lead if min_lead is None else min_lead
+        check_integer("min_lead", least_lead, low=0, high=max_lead, advice="left out, it is max_lead")
+        self._leads = Leads(least=least_lead, most=max_lead)
         if num_awaited is not None:
             check_integer("num_awaited", num_awaited, low=0, advice="0 never waits for the draft")
         self._verifier = Verifier(
@@ -98,10 +105,9 @@ class PipelinedLoop:
             draft_stream,
             proposers,
             max_gamma=self._verifier.max_gamma,
-            max_lead=max_lead,
+            leads=self._leads,
             residency=residency,
         )
-        self._max_lead = max_lead
         self._num_awaited = num_awaited
         self._lineage = Lineage()
         self._begun: _Run | None = None
@@ -160,7 +166,7 @@ class PipelinedLoop:
         history = decoding.start_history()
         num_reads = history.length // self._drafter.max_block if self._drafter.steps else 0
         lookahead = Lookahead(
-            self._lineage.begin(), max_lead=self._max_lead, num_awaited=self._num_awaited, behind=num_reads > 0
+            self._lineage.begin(), leads=self._leads, num_awaited=self._num_awaited, behind=num_reads > 0
         )
         self._drafter.begin(decoding, history)
         if not decoding.warming_up(history):

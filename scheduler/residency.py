@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from scheduler.chain import Chain
 from scheduler.decoding import Decoding
+from scheduler.gamma import Leads
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.proposers.base import Proposer
@@ -61,7 +62,7 @@ class Residency(Protocol):
         """What runs on the target's stream, with that many slots for verdicts."""
         ...
 
-    def draft_side(self, proposers: Sequence[Proposer], *, max_gamma: int, max_lead: int, num_slots: int) -> DraftSide:
+    def draft_side(self, proposers: Sequence[Proposer], *, max_gamma: int, leads: Leads, num_slots: int) -> DraftSide:
         """What runs on the draft's stream, with that many slots for drafted tokens."""
         ...
 
@@ -73,6 +74,6 @@ class HostResidency:
         """Reads and judges on the host."""
         return HostTarget(lane)
 
-    def draft_side(self, proposers: Sequence[Proposer], *, max_gamma: int, max_lead: int, num_slots: int) -> Chain:
+    def draft_side(self, proposers: Sequence[Proposer], *, max_gamma: int, leads: Leads, num_slots: int) -> Chain:
         """Drafts and settles on the host, from any number of sources."""
-        return Chain(proposers, max_lead=max_lead)
+        return Chain(proposers, leads=leads)

@@ -96,6 +96,8 @@ class Drafted:
     proposal: Proposal = Proposal()
     gamma: int = 0
     """How many tokens of this source are worth verifying at once."""
+    lead: int = 0
+    """How many tokens past such a block are worth drafting while it is verified."""
     behind: bool = False
     """Whether the source is still reading committed tokens, so that its next token is more than one step away."""
 

@@ -84,6 +84,7 @@ class HostTarget:
     def forward(self, decoding: Decoding, history: TokenHistory, plan: BlockPlan) -> _Forwarded:
         """See `TargetSide.forward`."""
         started_s = time.perf_counter()
+        self._lane.share(together=plan.together)
         block = plan.block()
         # What the target has not read yet: the last committed token, at first the prompt's tail as well.
         token_ids = [*history.ids(self._lane.num_held), *block.token_ids]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from scheduler.distribution import SamplingLaw
+from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
 from scheduler.round import Proposal
 
@@ -37,8 +38,8 @@ class Proposer(Protocol):
         """Most tokens that the source reads at once."""
         ...
 
-    def begin(self, history: TokenHistory) -> None:
-        """Start a request: keep what is still true of an earlier one, forget the rest."""
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
+        """Start a request of a loop with these leads: keep what is still true of an earlier one, forget the rest."""
         ...
 
     def choose(self, history: TokenHistory) -> int:
@@ -47,6 +48,11 @@ class Proposer(Protocol):
         Asked at the start of a chain, so once a round at most; of a source that takes a step for each token, also after
         each hit. `extend` may come with a longer history than `choose` saw.
         """
+        ...
+
+    @property
+    def lead(self) -> int:
+        """How many tokens past the block of the last choice are worth drafting while it is verified."""
         ...
 
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
@@ -67,4 +73,8 @@ class Proposer(Protocol):
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Learn from the verdict on this source's own proposal; a guess that was judged counts like the block."""
+        ...
+
+    def explain(self) -> str:
+        """What was chosen last, and why, as a person would say it; any thread may ask."""
         ...

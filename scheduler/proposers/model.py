@@ -12,7 +12,7 @@ import torch
 
 from scheduler.costs import elapsed_ms
 from scheduler.distribution import SamplingLaw
-from scheduler.gamma import GammaPolicy
+from scheduler.gamma import IN_TURN, GammaPolicy, Leads
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.noise import Purpose
@@ -56,14 +56,20 @@ class ModelProposer:
         """Tokens that one call of the draft takes."""
         return self._lane.model.max_block
 
-    def begin(self, history: TokenHistory) -> None:
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
         """Keep the common prefix; the rest of the prompt is read when something is first proposed."""
+        self._policy.begin(leads)
         # The last token is always read anew: its row is what the first proposed token is drawn from.
         self._lane.resume(history.ids()[:-1])
 
     def choose(self, history: TokenHistory) -> int:
         """What the policy says, as far as the draft's context reaches."""
         return min(self._policy.choose(), self._lane.capacity - history.length)
+
+    @property
+    def lead(self) -> int:
+        """What the policy says."""
+        return self._policy.lead
 
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
         """Catch up with what was written since the last call, in one call, then draw.
@@ -81,6 +87,7 @@ class ModelProposer:
         if max(next_ids) >= self._num_shared_ids:
             # A wider target wrote a token that the draft does not know.
             return Proposal()
+        self._lane.share(together=self._policy.lead > 0)
         logits_RV = self._lane.feed(next_ids, num_logits=1)
         if self._lane.num_held < length:
             return Proposal(draft_ms=elapsed_ms(started_s))
@@ -109,6 +116,8 @@ class ModelProposer:
     def catch_up(self, history: TokenHistory) -> None:
         """Read one block of a history that is longer than that."""
         next_ids = history.ids(self._lane.num_held)[: self._lane.model.max_block]
+        if self._policy.idle:
+            return
         if self.is_behind(history) and history.length < self._lane.capacity and max(next_ids) < self._num_shared_ids:
             self._lane.feed(next_ids, num_logits=0)
 
@@ -119,6 +128,10 @@ class ModelProposer:
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Tell the gamma policy."""
         self._policy.observe(num_proposed, num_accepted)
+
+    def explain(self) -> str:
+        """The gamma policy's reason."""
+        return self._policy.explain()
 
 
 def _written_since(history: TokenHistory, chain_ids: Sequence[int], num_held: int) -> list[int]:

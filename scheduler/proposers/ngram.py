@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from models.ngram import NgramIndex
 from scheduler.distribution import SamplingLaw
-from scheduler.gamma import GammaPolicy
+from scheduler.gamma import IN_TURN, GammaPolicy, Leads
 from scheduler.history import TokenHistory
 from scheduler.round import Proposal
 
@@ -45,6 +45,7 @@ class NgramProposer:
         self._index = NgramIndex(min_match=min_match, max_match=max_match)
         self._policies = [new_policy() for _ in range(len(_CLASS_LIMITS) + 1)]
         self._used = self._policies[0]
+        self._lead = 0
         self._guess: _Guess | None = None
 
     @property
@@ -62,8 +63,12 @@ class NgramProposer:
         """A lookup takes microseconds, however many tokens it gives."""
         return True
 
-    def begin(self, history: TokenHistory) -> None:
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
         """Index the prompt."""
+        for policy in self._policies:
+            # A look-up takes no time that could be hidden behind a verify.
+            policy.begin(leads if leads.fixed else IN_TURN)
+        self._lead = 0
         self._index = NgramIndex(min_match=self._min_match, max_match=self._max_match)
         self._index.extend(history.ids())
         self._guess = None
@@ -79,10 +84,15 @@ class NgramProposer:
         policy = self._policies[sum(match.match_length >= limit for limit in _CLASS_LIMITS)]
         gamma = policy.choose()
         if gamma > 0:
-            self._used = policy
+            self._used, self._lead = policy, policy.lead
         else:
             self._guess = _Guess(position=history.length, token_id=match.tokens[0], policy=policy)
         return gamma
+
+    @property
+    def lead(self) -> int:
+        """What the policy of the match's class says."""
+        return self._lead
 
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
         """What followed these tokens where they occurred before; the chain is looked up, but never indexed."""
@@ -112,6 +122,10 @@ class NgramProposer:
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Tell the policy of the match's class: the one chosen last, for a verdict comes before the next choice."""
         self._used.observe(num_proposed, num_accepted)
+
+    def explain(self) -> str:
+        """The reason of the policy that was followed last."""
+        return self._used.explain()
 
     def _settle_guess(self, history: TokenHistory) -> None:
         """Score the guess of a round that proposed nothing: a class that was given up can return at no cost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler import SamplingLaw, SamplingSettings, TokenHistory
+from scheduler import Leads, SamplingLaw, SamplingSettings, TokenHistory
 from scheduler.chain import Chain
 from scheduler.decoding import Decoding
 from tests.support.drafts import ScriptedSource, judgement_of
@@ -20,7 +20,7 @@ class Begun:
         self, *sources: ScriptedSource, max_lead: int = 3, max_tokens: int = 50, warmup_tokens: int = 0
     ) -> None:
         self.sources = sources
-        self.chain = Chain(sources, max_lead=max_lead)
+        self.chain = Chain(sources, leads=Leads(least=max_lead, most=max_lead))
         self.decoding = Decoding(
             request=request_of(PROMPT, max_tokens),
             law=SamplingLaw(SamplingSettings(), vocab_size=1000),

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from scheduler import Generation, Lane, Lineage, Proposal, StaleLaunchError, VirtualDevice
+from scheduler import Generation, Lane, Leads, Lineage, Proposal, StaleLaunchError, VirtualDevice
 from scheduler.block import BlockPlan, Flight, Piece
 from scheduler.decoding import Decoding
 from scheduler.drafter import Drafter
@@ -31,7 +31,7 @@ class Halves:
         self.model = target_model()
         self.lane = Lane("target", self.model, self.target, capacity=64)
         self.verifier = Verifier("pair", self.lane, max_gamma=4, warmup_tokens=0)
-        self.drafter = Drafter("pair", self.draft, sources, max_gamma=4, max_lead=max_lead)
+        self.drafter = Drafter("pair", self.draft, sources, max_gamma=4, leads=Leads(least=max_lead, most=max_lead))
         self.decoding: Decoding = self.verifier.prepare(request_of(PROMPT, 20))
         self.history = self.decoding.start_history()
         self.generation: Generation = Lineage().begin()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler import FinishReason, Lineage, RoundReport, TokenHistory
+from scheduler import FinishReason, Leads, Lineage, RoundReport, TokenHistory
 from scheduler.block import Piece
 from scheduler.lookahead import Lookahead
 from tests.support.drafts import HandLaunch, hand_piece, judgement_of
@@ -18,12 +18,14 @@ class Chain:
 
     def __init__(self, *, max_lead: int = 3, num_awaited: int = 0, behind: bool = False) -> None:
         self.lineage = Lineage()
-        self.view = Lookahead(self.lineage.begin(), max_lead=max_lead, num_awaited=num_awaited, behind=behind)
+        self.lead = max_lead
+        leads = Leads(least=max_lead, most=max_lead)
+        self.view = Lookahead(self.lineage.begin(), leads=leads, num_awaited=num_awaited, behind=behind)
         self.launches: list[HandLaunch] = []
         self.pieces: list[Piece] = []
 
     def add(self, *token_ids: int, **options: object) -> HandLaunch:
-        launch, piece = hand_piece(*token_ids, generation=self.view.generation, **options)  # type: ignore[arg-type]  # checked by hand_piece
+        launch, piece = hand_piece(*token_ids, generation=self.view.generation, **{"lead": self.lead, **options})  # type: ignore[arg-type]  # checked by hand_piece
         self.view.add(piece)
         self.launches.append(launch)
         self.pieces.append(piece)

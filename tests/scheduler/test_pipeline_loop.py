@@ -47,10 +47,11 @@ def pipelined(seed: int, **options: Any) -> dict[str, Any]:
     return {"pipelined": True, "new_stream": VirtualDevice(seed).stream, **options}
 
 
-class ScriptedGamma:
+class ScriptedGamma(FixedGamma):
     """Proposes what the script says, over and over."""
 
     def __init__(self, *gammas: int) -> None:
+        super().__init__(max(gammas))
         self._gammas = gammas
         self.num_chosen = 0
 

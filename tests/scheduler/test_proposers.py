@@ -36,10 +36,11 @@ def stream() -> Iterator[ThreadStream]:
     stream.close()
 
 
-class RecordingGamma:
+class RecordingGamma(FixedGamma):
     """A fixed gamma that notes what it is told."""
 
     def __init__(self, gamma: int) -> None:
+        super().__init__(gamma)
         self.gamma = gamma
         self.seen: list[tuple[int, int]] = []
 

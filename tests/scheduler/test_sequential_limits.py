@@ -10,6 +10,8 @@ import torch
 
 from scheduler import (
     FinishReason,
+    FixedGamma,
+    Leads,
     NgramProposer,
     Proposal,
     Proposer,
@@ -18,6 +20,7 @@ from scheduler import (
     TokenHistory,
     Verification,
 )
+from scheduler.gamma import IN_TURN
 from tests.support.loops import (
     decode,
     model_proposer,
@@ -152,10 +155,11 @@ class TestLimits:
         assert max(report.num_proposed for report in output.reports) == max_gamma
 
 
-class ScriptedGamma:
+class ScriptedGamma(FixedGamma):
     """Proposes what the script says, over and over."""
 
     def __init__(self, *gammas: int) -> None:
+        super().__init__(max(gammas))
         self._gammas = gammas
         self.num_chosen = 0
         self.seen: list[tuple[int, int]] = []
@@ -280,9 +284,9 @@ class TestCalls:
 
     async def test_the_time_of_a_draft_that_only_caught_up_counts(self) -> None:
         class Reader:
-            name, buffers, instant, max_block = "reader", (), False, 16
+            name, buffers, instant, max_block, lead = "reader", (), False, 16, 0
 
-            def begin(self, history: TokenHistory) -> None: ...
+            def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None: ...
 
             def roll_back(self, length: int) -> None: ...
 
@@ -295,6 +299,9 @@ class TestCalls:
 
             def choose(self, history: TokenHistory) -> int:
                 return 4
+
+            def explain(self) -> str:
+                return "always behind"
 
             def extend(
                 self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int

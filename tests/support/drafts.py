@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from scheduler import Generation, Proposal, SamplingLaw, TokenHistory
+from scheduler import Generation, Leads, Proposal, SamplingLaw, TokenHistory
 from scheduler.block import Piece
+from scheduler.gamma import IN_TURN
 from scheduler.round import Drafted, Judgement, Verdict
 
 
@@ -39,13 +40,16 @@ class HandLaunch:
 def hand_piece(
     *token_ids: int,
     gamma: int = 4,
+    lead: int = 0,
     behind: bool = False,
     instant: bool = False,
     draft_ms: float = 1.0,
     generation: Generation | None = None,
 ) -> tuple[HandLaunch, Piece]:
     """A piece that will hold these tokens."""
-    launch = HandLaunch(Drafted(proposal=Proposal(token_ids=token_ids, draft_ms=draft_ms), gamma=gamma, behind=behind))
+    launch = HandLaunch(
+        Drafted(proposal=Proposal(token_ids=token_ids, draft_ms=draft_ms), gamma=gamma, lead=lead, behind=behind)
+    )
     return launch, Piece(launch=launch, drafted=launch, buffer="ring[0]", instant=instant, generation=generation)  # type: ignore[arg-type]  # as much of an event as is looked at
 
 
@@ -78,11 +82,13 @@ class ScriptedSource:
     behind: bool = False
     max_block: int = 64
     calls: list[tuple[object, ...]] = field(default_factory=list)
+    lead: int = 0
     errors: dict[str, Exception] = field(default_factory=dict)
     """What a method is to raise, by its name."""
 
-    def begin(self, history: TokenHistory) -> None:
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
         self._called("begin", history.length)
+        self.lead = leads.most
 
     def choose(self, history: TokenHistory) -> int:
         self._called("choose", history.length)
@@ -105,6 +111,9 @@ class ScriptedSource:
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         self._called("observe", num_proposed, num_accepted)
+
+    def explain(self) -> str:
+        return "scripted"
 
     def asked(self, name: str) -> list[tuple[object, ...]]:
         """The arguments of every call of that method."""

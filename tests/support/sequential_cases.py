@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from scheduler import (
-    AdaptiveGamma,
     BlockCosts,
+    Controller,
+    SourceCosts,
 )
 from tests.support.loops import (
     NewProposer,
@@ -35,8 +36,8 @@ def holed_model() -> TableModel:
     return model
 
 
-def adaptive(max_gamma: int) -> AdaptiveGamma:
-    return AdaptiveGamma(max_gamma=max_gamma, verify_costs=CHEAP, draft_costs=BlockCosts({1: 0.1}))
+def adaptive(max_gamma: int) -> Controller:
+    return Controller(max_gamma=max_gamma, costs=SourceCosts(verify=CHEAP, draft=BlockCosts({1: 0.1})))
 
 
 def sources(kind: str, gamma: int) -> list[NewProposer]:

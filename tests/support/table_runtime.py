@@ -12,14 +12,15 @@ from runtime import GenerationResult, LoadSettings, Mode, Runtime
 from runtime.engine import Engine, decoding_loops
 from runtime.load_settings import ADAPTIVE
 from scheduler import (
-    AdaptiveGamma,
     BlockCosts,
+    Controller,
     FixedGamma,
     GammaPolicy,
     Lane,
     ModelProposer,
     NgramProposer,
     Proposer,
+    SourceCosts,
     ThreadStream,
 )
 from tests.support.table_model import TableModel
@@ -98,7 +99,7 @@ def build_rig(
         if gamma is not None:
             return FixedGamma(gamma)
         flat = BlockCosts({1: 10.0, 2: 10.5, 5: 11.0, 9: 12.0})
-        return AdaptiveGamma(max_gamma=8, verify_costs=flat, draft_costs=BlockCosts({1: 0.5}))
+        return Controller(max_gamma=8, costs=SourceCosts(verify=flat, draft=BlockCosts({1: 0.5})))
 
     if with_ngram:
         proposers.append(NgramProposer(policy))
