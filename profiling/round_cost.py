@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 
 from models import Cache
+from profiling.counting_cache import CountingCache, own_cache
 from scheduler import (
     DecodeRequest,
     FixedGamma,
@@ -53,19 +54,6 @@ class RoundCost:
     num_rounds: int
 
 
-class _Cache:
-    """Counts tokens."""
-
-    num_bytes = 0
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.length = 0
-
-    def rollback(self, length: int) -> None:
-        self.length = length
-
-
 class _CostlessModel:
     """Prefers the same token for ever, so that every proposal is right."""
 
@@ -79,13 +67,11 @@ class _CostlessModel:
         self._rows_RV = torch.zeros(self.max_block, _VOCAB_SIZE)
         self._rows_RV[:, 3] = 1.0
 
-    def new_cache(self, capacity: int) -> _Cache:
-        return _Cache(capacity)
+    def new_cache(self, capacity: int) -> CountingCache:
+        return CountingCache(capacity)
 
     def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
-        if not isinstance(cache, _Cache):
-            raise ValueError(f"cache must come from this model's new_cache, not be a {type(cache).__name__}")
-        cache.length += len(token_ids_T)
+        own_cache(cache).length += len(token_ids_T)
         return self._rows_RV[:num_logits]
 
 

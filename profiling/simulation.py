@@ -1,22 +1,17 @@
 """Decoding on a machine that nobody has: the real loops over models that are given by their costs.
 
-Owns the scripted pair of models and one simulated request. The loops, streams and edges are the real ones; the clock is
-virtual. Knows nothing of how a timeline is shown.
-
-Shape suffixes: T tokens of a call, R logit rows, V vocabulary.
+Owns the settings and one simulated request. The loops, streams and edges are the real ones; the clock is virtual. Knows
+nothing of how a timeline is shown.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-import torch
-
-from models import Cache
+from profiling.acceptance_pattern import AcceptanceSegment, balanced_pattern, draw_pattern
+from profiling.scripted_pair import MAX_BLOCK, ScriptedModel, scripted_ids
 from scheduler import (
     CostModel,
     DecodeRequest,
@@ -24,6 +19,7 @@ from scheduler import (
     Lane,
     ModelProposer,
     PipelinedLoop,
+    RoundMode,
     RoundReport,
     SamplingSettings,
     SequentialLoop,
@@ -35,18 +31,9 @@ from scheduler import (
     summarize_timeline,
 )
 
-_VOCAB_SIZE = 8
 _PROMPT_IDS = (0, 1)
 _MOST_MS = 1e6
-_MOST_GAMMA = 64
-
-
-class SimulatedMode(StrEnum):
-    """Which loop decodes."""
-
-    PLAIN = "plain"
-    SEQUENTIAL = "sequential"
-    PIPELINED = "pipelined"
+_MOST_GAMMA = MAX_BLOCK - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +56,10 @@ class SimulationSettings:
     """How many times longer a target's call takes while the draft runs."""
     acceptance: float = 0.8
     """Probability that the draft's token is the target's own, for each position by itself."""
+    segments: tuple[AcceptanceSegment, ...] = ()
+    """Instead of one acceptance: stretches of the output, the last of which goes on to its end."""
+    balanced: bool = False
+    """Whether runs of right tokens of each length are as frequent as they should be, rather than drawn: less noise."""
     gamma: int = 4
     max_lead: int = 8
     """Most tokens drafted past a block, in pipelined mode."""
@@ -89,6 +80,11 @@ class SimulationSettings:
         for name in ("draft_contention", "target_contention"):
             check_number(name, getattr(self, name), low=1.0, high=1e3, advice="1 is no slow-down")
         check_number("acceptance", self.acceptance, low=0.0, high=1.0, advice="it is a probability")
+        for segment in self.segments:
+            if not isinstance(segment, AcceptanceSegment):
+                raise TypeError(
+                    f"segments must hold AcceptanceSegment, not {type(segment).__name__}; name num_tokens and acceptance"
+                )
         check_integer("gamma", self.gamma, low=1, high=_MOST_GAMMA, advice="plain decoding is a mode of its own")
         check_integer("max_lead", self.max_lead, low=1, high=_MOST_GAMMA, advice="8 is a good start")
         if self.num_awaited is not None:
@@ -103,7 +99,7 @@ class SimulationSettings:
 class Simulation:
     """What one request came to."""
 
-    mode: SimulatedMode
+    mode: RoundMode
     num_tokens: int
     num_rounds: int
     num_proposed: int
@@ -118,69 +114,29 @@ class Simulation:
     """Launches that had ended by then, in the order of their starts."""
 
 
-class _PositionCache:
-    """Counts tokens."""
-
-    num_bytes = 0
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.length = 0
-
-    def rollback(self, length: int) -> None:
-        self.length = length
+def _scripted_pair(settings: SimulationSettings, num_positions: int) -> tuple[ScriptedModel, ScriptedModel]:
+    target_ids, draft_ids = scripted_ids(_pattern(settings, num_positions))
+    target = ScriptedModel("target", target_ids, call_ms=settings.verify_ms, extra_token_ms=settings.extra_token_ms)
+    return target, ScriptedModel("draft", draft_ids, call_ms=settings.draft_ms, extra_token_ms=0.0)
 
 
-class _ScriptedModel:
-    """Says for each position which token comes next, and takes a set time for it.
-
-    A sequence's tokens do not matter, so what the draft gets right does not depend on how often it was rolled back.
-    """
-
-    context_length = 1_000_000
-    max_block = _MOST_GAMMA + 1
-    vocab_size = _VOCAB_SIZE
-    device = torch.device("cpu")
-
-    def __init__(self, name: str, next_ids: Sequence[int], *, call_ms: float, extra_token_ms: float) -> None:
-        self.name = name
-        self._rows_TV = torch.nn.functional.one_hot(torch.tensor(next_ids), _VOCAB_SIZE).float()
-        self._call_ms = call_ms
-        self._extra_token_ms = extra_token_ms
-        self._spent_ms = 0.0
-
-    def new_cache(self, capacity: int) -> _PositionCache:
-        return _PositionCache(capacity)
-
-    def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
-        if not isinstance(cache, _PositionCache):
-            raise ValueError(f"cache must come from this model's new_cache, not be a {type(cache).__name__}")
-        cache.length += len(token_ids_T)
-        self._spent_ms += self._call_ms + self._extra_token_ms * (len(token_ids_T) - 1)
-        return self._rows_TV[cache.length - num_logits : cache.length]
-
-    def take_spent_ms(self) -> float:
-        """Time of the calls since the last time this was asked."""
-        spent_ms, self._spent_ms = self._spent_ms, 0.0
-        return spent_ms
+def _pattern(settings: SimulationSettings, num_positions: int) -> list[bool]:
+    """Where the draft is right. The first output token is the one after the prompt's last position."""
+    segments = list(settings.segments)
+    last = segments.pop().acceptance if segments else settings.acceptance
+    num_before = sum(segment.num_tokens for segment in segments)
+    segments.append(AcceptanceSegment(num_tokens=max(num_positions - num_before, 1), acceptance=last))
+    fill = balanced_pattern if settings.balanced else draw_pattern
+    before_output = [True] * (len(_PROMPT_IDS) - 1)
+    return [*before_output, *fill(segments, settings.seed)][:num_positions]
 
 
-def _scripted_pair(settings: SimulationSettings, num_positions: int) -> tuple[_ScriptedModel, _ScriptedModel]:
-    draw = random.Random(settings.seed)
-    target_ids = [position % _VOCAB_SIZE for position in range(num_positions)]
-    draft_ids = [
-        token_id if draw.random() < settings.acceptance else (token_id + 1) % _VOCAB_SIZE for token_id in target_ids
-    ]
-    target = _ScriptedModel("target", target_ids, call_ms=settings.verify_ms, extra_token_ms=settings.extra_token_ms)
-    return target, _ScriptedModel("draft", draft_ids, call_ms=settings.draft_ms, extra_token_ms=0.0)
-
-
-def simulate(mode: SimulatedMode, settings: SimulationSettings) -> Simulation:
+def simulate(mode: RoundMode, settings: SimulationSettings) -> Simulation:
     """Decode one request on the simulated machine."""
     return asyncio.run(_simulate(mode, settings))
 
 
-async def _simulate(mode: SimulatedMode, settings: SimulationSettings) -> Simulation:
+async def _simulate(mode: RoundMode, settings: SimulationSettings) -> Simulation:
     capacity = len(_PROMPT_IDS) + settings.num_tokens + 2 * _MOST_GAMMA
     target_model, draft_model = _scripted_pair(settings, capacity + 1)
     models = {"target": target_model, "draft": draft_model}
@@ -198,7 +154,7 @@ async def _simulate(mode: SimulatedMode, settings: SimulationSettings) -> Simula
     draft = Lane("draft", draft_model, draft_stream, capacity=capacity)
     proposer = ModelProposer(draft, FixedGamma(settings.gamma))
     loop: SequentialLoop | PipelinedLoop
-    if mode is SimulatedMode.PIPELINED:
+    if mode is RoundMode.PIPELINED:
         loop = PipelinedLoop(
             target,
             draft_stream,
@@ -208,7 +164,7 @@ async def _simulate(mode: SimulatedMode, settings: SimulationSettings) -> Simula
             num_awaited=settings.num_awaited,
         )
     else:
-        proposers = [] if mode is SimulatedMode.PLAIN else [proposer]
+        proposers = [] if mode is RoundMode.PLAIN else [proposer]
         loop = SequentialLoop(target, draft_stream, proposers, max_gamma=settings.gamma)
     request = DecodeRequest(
         prompt_ids=_PROMPT_IDS, settings=SamplingSettings(temperature=0.0), max_tokens=settings.num_tokens
@@ -222,7 +178,7 @@ async def _simulate(mode: SimulatedMode, settings: SimulationSettings) -> Simula
 
 
 def _outcome(
-    mode: SimulatedMode, reports: Sequence[RoundReport], total_ms: float, timeline: Sequence[TimelineEntry]
+    mode: RoundMode, reports: Sequence[RoundReport], total_ms: float, timeline: Sequence[TimelineEntry]
 ) -> Simulation:
     num_tokens = sum(len(report.token_ids) for report in reports)
     return Simulation(

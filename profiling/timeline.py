@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from profiling.drawing import draw_timeline
-from profiling.simulation import SimulatedMode, Simulation, SimulationSettings, simulate
+from profiling.simulation import Simulation, SimulationSettings, simulate
+from scheduler import RoundMode
 
 _HELP = {
     "draft_ms": "one call of the draft",
@@ -64,11 +65,12 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SimulationSettings, argpars
     )
     parser.add_argument(
         "--mode",
-        choices=[*SimulatedMode, "both"],
+        choices=[*RoundMode, "both"],
         default="both",
         help="plain, sequential, pipelined, or the last two (default: both)",
     )
-    for field in dataclasses.fields(SimulationSettings):
+    fields = [field for field in dataclasses.fields(SimulationSettings) if field.name in _HELP]
+    for field in fields:
         parser.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=int if field.default is None else type(field.default),
@@ -79,9 +81,8 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SimulationSettings, argpars
     parser.add_argument("--width", type=int, help="columns of the drawing (default: the terminal's)")
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead, with every launch")
     chosen = parser.parse_args(arguments)
-    names = [field.name for field in dataclasses.fields(SimulationSettings)]
     try:
-        settings = SimulationSettings(**{name: getattr(chosen, name) for name in names})
+        settings = SimulationSettings(**{field.name: getattr(chosen, field.name) for field in fields})
     except ValueError as error:
         parser.error(str(error))
     if chosen.width is None:
@@ -98,10 +99,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[SimulationSettings, argpars
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate, then draw or print JSON."""
     settings, chosen = _parse(arguments)
-    if chosen.mode == "both":
-        modes = [SimulatedMode.SEQUENTIAL, SimulatedMode.PIPELINED]
-    else:
-        modes = [SimulatedMode(chosen.mode)]
+    modes = [RoundMode.SEQUENTIAL, RoundMode.PIPELINED] if chosen.mode == "both" else [RoundMode(chosen.mode)]
     simulations = [simulate(mode, settings) for mode in modes]
     if chosen.json:
         print(json.dumps({"settings": asdict(settings), "runs": [asdict(simulation) for simulation in simulations]}))

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from profiling.drawing import draw_timeline
-from profiling.simulation import SimulatedMode, Simulation, SimulationSettings, simulate
+from profiling.simulation import Simulation, SimulationSettings, simulate
 from profiling.timeline import main
-from scheduler import TimelineEntry, expected_tokens, summarize_timeline
+from scheduler import RoundMode, TimelineEntry, expected_tokens, summarize_timeline
 
 FREE_HOST = {"host_latency_ms": 0.0, "call_ms": 0.0, "draft_contention": 1.0, "target_contention": 1.0}
 
@@ -61,7 +61,7 @@ class TestDrawing:
 
 class TestSimulation:
     def test_plain_decoding_takes_its_steps_and_no_longer(self) -> None:
-        run = simulate(SimulatedMode.PLAIN, SimulationSettings(num_tokens=10, **FREE_HOST))
+        run = simulate(RoundMode.PLAIN, SimulationSettings(num_tokens=10, **FREE_HOST))
         # The first step reads both tokens of the prompt.
         assert run.total_ms == pytest.approx(10 * 40 + 1)
         assert run.tokens_per_s == pytest.approx(10 / 0.401)
@@ -70,7 +70,7 @@ class TestSimulation:
 
     def test_a_perfect_draft_in_turns(self) -> None:
         settings = SimulationSettings(acceptance=1.0, gamma=4, num_tokens=20, **FREE_HOST)
-        run = simulate(SimulatedMode.SEQUENTIAL, settings)
+        run = simulate(RoundMode.SEQUENTIAL, settings)
         # Four rounds of 4 steps at 4 ms and one verify of 5 tokens at 44 ms; the first reads a token more.
         assert run.total_ms == pytest.approx(4 * (16 + 44) + 1)
         assert (run.num_rounds, run.num_proposed, run.num_accepted) == (4, 16, 16)
@@ -78,22 +78,22 @@ class TestSimulation:
 
     def test_a_draft_that_is_never_right_costs_its_time_and_no_tokens(self) -> None:
         settings = SimulationSettings(acceptance=0.0, gamma=2, num_tokens=5, **FREE_HOST)
-        run = simulate(SimulatedMode.SEQUENTIAL, settings)
+        run = simulate(RoundMode.SEQUENTIAL, settings)
         # Near the end a round has less room: 2, 2, 2, 1 and 0 proposals.
         assert run.total_ms == pytest.approx(3 * (8 + 42) + (4 + 41) + 40 + 1)
         assert (run.num_rounds, run.num_proposed, run.num_accepted) == (5, 7, 0)
 
     def test_acceptance_is_what_it_says(self) -> None:
         settings = SimulationSettings(acceptance=0.7, gamma=4, num_tokens=2_000)
-        run = simulate(SimulatedMode.SEQUENTIAL, settings)
+        run = simulate(RoundMode.SEQUENTIAL, settings)
         assert run.num_tokens == 2_000
         # Over 700 rounds; one length has a standard deviation of about 1.6, their mean one of 0.06.
         assert run.num_tokens / run.num_rounds == pytest.approx(expected_tokens(4, 0.7), abs=0.2)
 
     def test_a_perfect_draft_beside_the_target_is_hidden_behind_it(self) -> None:
         settings = SimulationSettings(acceptance=1.0, gamma=4, num_tokens=200, **FREE_HOST)
-        run = simulate(SimulatedMode.PIPELINED, settings)
-        in_turns = simulate(SimulatedMode.SEQUENTIAL, settings)
+        run = simulate(RoundMode.PIPELINED, settings)
+        in_turns = simulate(RoundMode.SEQUENTIAL, settings)
         assert run.num_tokens == in_turns.num_tokens == 200
         assert run.num_hits >= run.num_rounds - 3
         # The target hardly ever stands idle, the draft works beside it, and drafting takes no time of its own.
@@ -104,21 +104,21 @@ class TestSimulation:
     def test_contention_slows_the_lanes_down_by_what_it_says(self) -> None:
         free = SimulationSettings(acceptance=1.0, num_tokens=100, **FREE_HOST)
         slow = SimulationSettings(acceptance=1.0, num_tokens=100, **{**FREE_HOST, "target_contention": 1.5})
-        by_settings = [simulate(SimulatedMode.PIPELINED, settings) for settings in (free, slow)]
+        by_settings = [simulate(RoundMode.PIPELINED, settings) for settings in (free, slow)]
         assert 1.1 < by_settings[1].total_ms / by_settings[0].total_ms < 1.5
         # In turns nothing contends.
-        in_turns = [simulate(SimulatedMode.SEQUENTIAL, settings).total_ms for settings in (free, slow)]
+        in_turns = [simulate(RoundMode.SEQUENTIAL, settings).total_ms for settings in (free, slow)]
         assert in_turns[0] == in_turns[1]
 
-    @pytest.mark.parametrize("mode", SimulatedMode)
-    def test_the_same_settings_give_the_same_timeline(self, mode: SimulatedMode) -> None:
+    @pytest.mark.parametrize("mode", RoundMode)
+    def test_the_same_settings_give_the_same_timeline(self, mode: RoundMode) -> None:
         settings = SimulationSettings(num_tokens=40, seed=3)
         run, again = simulate(mode, settings), simulate(mode, settings)
         assert run == again
         assert run.summary == summarize_timeline(run.timeline)
 
     def test_where_the_draft_is_right_depends_on_the_seed(self) -> None:
-        runs = [simulate(SimulatedMode.SEQUENTIAL, SimulationSettings(num_tokens=40, seed=seed)) for seed in range(4)]
+        runs = [simulate(RoundMode.SEQUENTIAL, SimulationSettings(num_tokens=40, seed=seed)) for seed in range(4)]
         assert len({run.num_accepted for run in runs} | {run.num_rounds for run in runs}) > 2
 
     @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ class TestProgram:
         printed = json.loads(capsys.readouterr().out)
         assert printed["settings"]["gamma"] == 3
         (run,) = printed["runs"]
-        expected = simulate(SimulatedMode.PIPELINED, SimulationSettings(num_tokens=20, gamma=3))
+        expected = simulate(RoundMode.PIPELINED, SimulationSettings(num_tokens=20, gamma=3))
         assert isinstance(expected, Simulation)
         assert run["mode"] == "pipelined"
         assert run["tokens_per_s"] == expected.tokens_per_s
