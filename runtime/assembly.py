@@ -31,14 +31,15 @@ from runtime.draft_spec import DraftKind, DraftSpec
 from runtime.engine import Engine, close_streams, decoding_loops
 from runtime.load_settings import LoadSettings, Mode
 from scheduler import (
-    AdaptiveGamma,
     BlockCosts,
+    Controller,
     FixedGamma,
     GammaPolicy,
     Lane,
     ModelProposer,
     NgramProposer,
     Proposer,
+    SourceCosts,
     Stream,
     ThreadStream,
 )
@@ -251,9 +252,8 @@ def _policy_factory(
     fixed = settings.fixed_gamma
     if fixed is not None:
         return lambda: FixedGamma(fixed)
-    return lambda: AdaptiveGamma(
+    return lambda: Controller(
         max_gamma=settings.max_gamma,
-        verify_costs=verify_costs,
-        draft_costs=draft_costs,
+        costs=SourceCosts(verify=verify_costs, draft=draft_costs),
         prior_alpha=_PRIOR_ALPHA[spec.kind],
     )
