@@ -258,14 +258,30 @@ class TestClosing:
             closer.join(PATIENCE_S)
             assert not closer.is_alive()
 
-    def test_from_its_own_work(self, stream: Stream) -> None:
+    def test_from_its_own_work(self, deferring_stream: Stream) -> None:
         # Let go at once, the stream might be closed before the next line.
-        gate = hold(stream)
-        stream.launch(stream.close)
-        event = stream.record()
+        gate = hold(deferring_stream)
+        deferring_stream.launch(deferring_stream.close)
+        event = deferring_stream.record()
         gate.release()
         event.synchronize()
-        stream.close()
+        deferring_stream.close()
+
+    def test_from_its_own_work_that_runs_at_once(self, eager_stream: Stream) -> None:
+        gate = hold(eager_stream)
+
+        def work() -> str:
+            eager_stream.close()
+            return "ended"
+
+        launch = eager_stream.launch(work)  # it does not wait for the gate
+        with pytest.raises(StreamClosedError):
+            eager_stream.record()
+        with pytest.raises(RuntimeError, match="has not run yet"):
+            launch.result()
+        gate.release()
+        eager_stream.close()
+        assert launch.result() == "ended"
 
     def test_nothing_can_be_queued_afterwards(self, new_stream: NewStream) -> None:
         stream, other = new_stream("spent"), new_stream("other")

@@ -18,6 +18,19 @@ class TestGenerations:
         seen: list[str] = []
         lineage = Lineage()
         generation = lineage.begin()
+        lineage.retire(generation)
+        stale = stream.launch(lambda: seen.append("stale"), generation=generation)
+        stream.record().synchronize()
+        assert seen == []
+        assert stale.skipped
+        with pytest.raises(StaleLaunchError, match="its generation was retired"):
+            stale.result()
+
+    def test_work_that_is_stale_when_its_turn_comes_is_skipped(self, deferring_stream: Stream) -> None:
+        stream = deferring_stream
+        seen: list[str] = []
+        lineage = Lineage()
+        generation = lineage.begin()
         gate = hold(stream)
         stale = stream.launch(lambda: seen.append("stale"), generation=generation)
         event = stream.record()
@@ -45,7 +58,30 @@ class TestGenerations:
         assert behind.result() == 2
         assert not behind.skipped
 
+    def test_work_that_runs_at_once_is_past_retiring(self, eager_stream: Stream) -> None:
+        lineage = Lineage()
+        generation = lineage.begin()
+        gate = hold(eager_stream)
+        launch = eager_stream.launch(lambda: 1, generation=generation)
+        event = eager_stream.record()
+        lineage.retire(generation)
+        gate.release()
+        event.synchronize()
+        assert not launch.skipped
+        assert launch.result() == 1
+
     def test_retiring_one_retires_all_before_it(self, stream: Stream) -> None:
+        lineage = Lineage()
+        generations = [lineage.begin() for _ in range(4)]
+        lineage.retire(generations[2])
+        lineage.retire(generations[0])
+        launches = [stream.launch(lambda: 1, generation=generation) for generation in generations]
+        stream.record().synchronize()
+        assert [launch.skipped for launch in launches] == [True, True, True, False]
+        assert launches[3].result() == 1
+
+    def test_retiring_reaches_all_that_has_not_begun(self, deferring_stream: Stream) -> None:
+        stream = deferring_stream
         lineage = Lineage()
         generations = [lineage.begin() for _ in range(4)]
         gate = hold(stream)

@@ -203,6 +203,25 @@ class TestEvents:
 class TestWaiting:
     def test_later_launches_wait_and_the_host_does_not(self, new_stream: NewStream) -> None:
         ahead, behind = new_stream("ahead"), new_stream("behind")
+        gate = hold(ahead)
+        ahead.launch(int)
+        first = behind.launch(lambda: 1)
+        before = behind.record()
+        behind.wait(ahead.record())
+        second = behind.launch(lambda: first.result() + 1)
+        event = behind.record()
+        before.synchronize()
+        assert first.result() == 1
+        for _ in range(20):
+            assert not event.done()
+        with pytest.raises(RuntimeError, match="has not run yet"):
+            second.result()
+        gate.release()
+        event.synchronize()
+        assert second.result() == 2
+
+    def test_deferred_work_runs_in_the_order_of_events(self, new_deferring_stream: NewStream) -> None:
+        ahead, behind = new_deferring_stream("ahead"), new_deferring_stream("behind")
         seen: list[str] = []
         gate = hold(ahead)
         ahead.launch(lambda: seen.append("ahead"))

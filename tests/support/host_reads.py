@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import linecache
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,7 +131,14 @@ class _Operators(TorchDispatchMode):
         return func(*args, **kwargs) if result is NotImplemented else result
 
 
-_active: list[_Guard] = []
+class _Active(threading.local):
+    """The guards in force in this thread."""
+
+    def __init__(self) -> None:
+        self.guards: list[_Guard] = []
+
+
+_active = _Active()
 
 
 @contextmanager
@@ -141,18 +149,18 @@ def forbid_host_reads() -> Iterator[None]:
         HostReadError: names the operation and the source line.
     """
     guard = _Guard()
-    _active.append(guard)
+    _active.guards.append(guard)
     try:
         with _Calls(guard), _Operators(guard):
             yield
     finally:
-        _active.remove(guard)
+        _active.guards.remove(guard)
 
 
 @contextmanager
 def allowed() -> Iterator[None]:
     """Let host reads pass inside the guards that are in force, for the one copy that a round makes."""
-    guards = tuple(_active)
+    guards = tuple(_active.guards)
     for guard in guards:
         guard.allowed += 1
     try:
