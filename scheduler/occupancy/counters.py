@@ -91,13 +91,10 @@ class HardwareCounters:
         if last is not None:
             self._nvml.nvmlGpmSampleFree(last)
 
-    def forget(self) -> None:
-        """Drop the kept sample without telling NVML, which was stopped since."""
-        self._last = None
-
     def _keep(self, sample: Any) -> None:
-        self.free()
-        self._last, self._last_at_s = sample, self._clock()
+        last, self._last, self._last_at_s = self._last, sample, self._clock()
+        if last is not None:
+            self._nvml.nvmlGpmSampleFree(last)
 
     def _sample(self) -> Any:
         nvml, handles = self._nvml, self._handles

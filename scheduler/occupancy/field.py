@@ -42,11 +42,17 @@ def count_field(number: int, source: str) -> OccupancyField[int]:
     return OccupancyField(value=int(number), reason=source)
 
 
-def positive_field(number: float, source: str) -> OccupancyField[float]:
-    """A quantity that a running device cannot have 0 of, such as a clock or its power draw."""
+def positive_field(number: float, source: str, *, per_unit: float = 1.0) -> OccupancyField[float]:
+    """A quantity that a running device cannot have 0 of, such as a clock or its power draw.
+
+    Args:
+        number: as reported.
+        source: where it comes from.
+        per_unit: how much of what is reported makes one of the field's unit.
+    """
     if number in _NOT_AVAILABLE or not math.isfinite(number) or number <= 0:
         return OccupancyField.unknown(f"{source}: reported as {number:g}, which means not available")
-    return OccupancyField(value=float(number), reason=source)
+    return OccupancyField(value=number / per_unit, reason=source)
 
 
 def percent_field(number: float, source: str) -> OccupancyField[float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -77,22 +78,29 @@ class NvmlLibrary:
 
     def __init__(self) -> None:
         """Not started yet."""
-        self._lock = threading.Lock()
-        self._num_users = 0
+        self._lock = threading.RLock()  # a forgotten probe may be collected, and release, wherever memory is taken
+        self._users: list[Callable[[], None]] = []
         self._module: Any = None
         self._process_id = 0
         self._generation = 0
 
-    def acquire(self) -> None:
-        """Count one more user; nothing is started yet."""
-        with self._lock:
-            self._num_users += 1
+    def acquire(self, give_back: Callable[[], None]) -> None:
+        """Count one more user; nothing is started yet.
 
-    def release(self) -> None:
-        """Count one user less; the last one stops NVML. Never raises."""
+        Args:
+            give_back: returns what the user holds of NVML's, and never raises; called before NVML is stopped.
+        """
         with self._lock:
-            self._num_users -= 1
-            if self._num_users == 0:
+            self._users.append(give_back)
+
+    def release(self, give_back: Callable[[], None]) -> None:
+        """Have the user give back what it holds, and count it no longer; the last one stops NVML. Never raises."""
+        with self._lock:
+            if give_back not in self._users:
+                return
+            give_back()
+            self._users.remove(give_back)
+            if not self._users:
                 self._stop()
 
     def connect(self) -> Any:
@@ -115,11 +123,12 @@ class NvmlLibrary:
         with self._lock:
             return None if self._module is None or self._process_id != os.getpid() else self._generation
 
-    def disconnect(self, generation: int | None) -> None:
-        """Stop NVML after a loss, unless another probe has already started it anew since `generation`."""
+    def disconnect(self) -> None:
+        """Stop NVML after a loss, for all users: it forgets a lost device no sooner. Never raises."""
         with self._lock:
-            if self._generation == generation:
-                self._stop()
+            for give_back in self._users:
+                give_back()
+            self._stop()
 
     def _stop(self) -> None:
         module, self._module = self._module, None

@@ -1,6 +1,6 @@
 """The probe: how full the device is, asked for at most every 100 ms and never on the event loop.
 
-Owns polling, the thread that polls, and starting anew after a lost device. Knows nothing of what the scheduler
+Owns polling and the thread that polls. Knows nothing of what the scheduler
 makes of it.
 """
 
@@ -14,21 +14,18 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from scheduler.occupancy.nvml_library import LIBRARY, NvmlUnavailableError, breaks_connection
+from scheduler.occupancy.connection import DeviceConnection
 from scheduler.occupancy.own_work import OwnWork
 from scheduler.occupancy.reading import Occupancy
-from scheduler.occupancy.sampler import DeviceSampler
-from scheduler.occupancy.visible_device import find_device
 from scheduler.settings import check_number
 
 MIN_INTERVAL_S = 0.1
 """NVML's own figures change no faster, and each reading costs the driver's lock."""
 
-_RETRY_INTERVAL_S = 5.0
-"""How long a missing driver or a lost device is left alone before the next try."""
-
 _READINGS = threading.Lock()
 """One reading at a time in a process: nobody starts NVML anew under another's calls."""
+
+_CLOSED = "the probe was closed"
 
 
 class OccupancyProbe:
@@ -47,23 +44,19 @@ class OccupancyProbe:
         sleep: Callable[[float], None],
     ) -> None:
         """Keep the settings; `for_device` is the way to get a probe."""
-        self._uuid = uuid
         self._interval_s = interval_s
         self._clock = clock
-        self._sleep = sleep
+        self._connection = DeviceConnection(uuid, clock=clock, sleep=sleep)
         self._own_work = OwnWork(clock)
         self._state = threading.Lock()  # held for moments only, never across a call to NVML
-        self._sampler: DeviceSampler | None = None
-        self._generation: int | None = None
-        self._reason = "not asked yet"
-        self._tried_at_s: float | None = None
         self._last: Occupancy | None = None
         self._reading = False
         self._closed = False
         self._wanted: tuple[float | None] | None = None
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        LIBRARY.acquire()
+        finalizer = weakref.finalize(self, _abandon, self._connection, self._wake)
+        finalizer.atexit = False  # a driver that hangs must not keep the interpreter from ending
 
     @classmethod
     def for_device(
@@ -92,20 +85,18 @@ class OccupancyProbe:
         )
         probe = cls(None if uuid is None else str(uuid), interval_s=interval_s, clock=clock, sleep=sleep)
         with _READINGS:
-            probe._connect()
+            probe._connection.open()
         return probe
 
     @property
     def available(self) -> bool:
         """Whether the device could be opened, and was not lost since."""
-        with self._state:
-            return self._sampler is not None and not self._closed
+        return self._connection.available and not self._closed
 
     @property
     def reason(self) -> str:
         """What is read, or why nothing can be."""
-        with self._state:
-            return self._reason
+        return _CLOSED if self._closed else self._connection.reason
 
     def own_work(self) -> AbstractContextManager[None]:
         """Hold this open around this process's work on the device."""
@@ -121,13 +112,11 @@ class OccupancyProbe:
                     self._thread = threading.Thread(
                         target=_take_readings, args=(weakref.ref(self), self._wake), name="occupancy", daemon=True
                     )
-                    weakref.finalize(self, self._wake.set)
                     self._thread.start()
                 self._wake.set()
-            reason = self._reason
         if last is not None:
             return last
-        words = "no reading has been taken yet" if self.available else reason
+        words = "no reading has been taken yet" if self.available else self.reason
         return Occupancy.unknown(words, taken_at_s=self._clock(), own_idle_s=self._own_work.idle_s())
 
     def read(self) -> Occupancy:
@@ -136,10 +125,9 @@ class OccupancyProbe:
 
     def describe(self) -> str:
         """One line for people, from the last reading; never blocks."""
-        with self._state:
-            last, reason = self._last, self._reason
+        last = self._last
         if not self.available:
-            return f"occupancy unknown: {reason}"
+            return f"occupancy unknown: {self.reason}"
         return "occupancy not read yet" if last is None else last.describe()
 
     def close(self) -> None:
@@ -148,11 +136,10 @@ class OccupancyProbe:
             if self._closed:
                 return
             self._closed = True
-            self._reason = "the probe was closed"
             in_use = self._reading
         self._wake.set()
         if not in_use:
-            self._let_go()
+            self._connection.let_go()
 
     def __enter__(self) -> Self:
         return self
@@ -172,14 +159,13 @@ class OccupancyProbe:
                 if self._last is not None and (self._closed or not self._stale()):
                     return self._last
                 if self._closed:
-                    return Occupancy.unknown(self._reason, taken_at_s=self._clock(), own_idle_s=own_idle_s)
+                    return Occupancy.unknown(_CLOSED, taken_at_s=self._clock(), own_idle_s=own_idle_s)
                 self._reading = True
             try:
-                self._connect()
-                occupancy = self._sampled(own_idle_s)
+                occupancy = self._connection.read(own_idle_s=own_idle_s)
             finally:
                 if self._end_reading():
-                    self._let_go()
+                    self._connection.let_go()
         with self._state:
             self._last = occupancy
         return occupancy
@@ -190,59 +176,11 @@ class OccupancyProbe:
             self._reading = False
             return self._closed
 
-    def _sampled(self, own_idle_s: float | None) -> Occupancy:
-        sampler = self._sampler
-        if sampler is None:
-            return Occupancy.unknown(self._reason, taken_at_s=self._clock(), own_idle_s=own_idle_s)
-        occupancy = sampler.read(own_idle_s=own_idle_s)
-        fields = occupancy.measured().values()
-        broken = sampler.broken
-        if broken is None and not any(field.known for field in fields):
-            broken = f"no field can be read ({occupancy.memory_total_bytes.reason})"
-        if broken is not None:
-            sampler.close()
-            LIBRARY.disconnect(self._generation)
-            with self._state:
-                self._sampler = None
-                self._tried_at_s = self._clock()
-                if not self._closed:
-                    self._reason = f"{broken}; tried again after {_RETRY_INTERVAL_S:g} s"
-        return occupancy
 
-    def _connect(self) -> None:
-        """Open the device unless it is open, or was tried a moment ago; the outcome is in `_sampler` and `_reason`."""
-        if self._sampler is not None and self._generation == LIBRARY.current_generation():
-            return
-        if self._sampler is not None:  # another probe started NVML anew
-            self._sampler.forget()
-        elif self._tried_at_s is not None and self._clock() - self._tried_at_s < _RETRY_INTERVAL_S:
-            return
-        sampler: DeviceSampler | None = None
-        generation: int | None = None
-        try:
-            nvml = LIBRARY.connect()
-            generation = LIBRARY.current_generation()
-            sampler = DeviceSampler(nvml, find_device(nvml, self._uuid), clock=self._clock, sleep=self._sleep)
-            reason = "read through NVML"
-        except NvmlUnavailableError as error:
-            reason = str(error)
-            if error.__cause__ is not None and breaks_connection(error.__cause__):
-                LIBRARY.disconnect(generation)
-        with self._state:
-            self._sampler, self._generation = sampler, generation
-            self._tried_at_s = self._clock()
-            if not self._closed:
-                self._reason = reason
-
-    def _let_go(self) -> None:
-        with self._state:
-            sampler, self._sampler = self._sampler, None
-        if sampler is not None:
-            if self._generation == LIBRARY.current_generation():
-                sampler.close()
-            else:
-                sampler.forget()
-        LIBRARY.release()
+def _abandon(connection: DeviceConnection, wake: threading.Event) -> None:
+    """What is left to do for a probe that was forgotten without having been closed."""
+    wake.set()
+    connection.let_go()
 
 
 def _take_readings(reference: weakref.ref[OccupancyProbe], wake: threading.Event) -> None:

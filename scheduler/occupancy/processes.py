@@ -49,7 +49,7 @@ def list_other_processes(nvml: Any, device: Any) -> OtherProcesses:
     ):
         try:
             listed += getattr(nvml, function)(device)
-        except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        except nvml.NVMLError_NotSupported:
             missing.append(kind)
     source = "NVML's process lists" + (f" (there is none for {' and '.join(missing)})" if missing else "")
     memory_by_pid: dict[int, int | None] = {}

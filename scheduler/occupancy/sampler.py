@@ -65,7 +65,7 @@ class DeviceSampler:
         whole = " of the whole device" if self._handles.is_mig else ""
         power_w = self._field(
             "power",
-            lambda: positive_field(nvml.nvmlDeviceGetPowerUsage(parent) / 1000, f"power{whole}"),
+            lambda: positive_field(nvml.nvmlDeviceGetPowerUsage(parent), f"power{whole}", per_unit=1000),
         )
         temperature = self._field(
             "temperature",
@@ -102,10 +102,6 @@ class DeviceSampler:
         """Give back what NVML holds for this sampler; never raises."""
         self._attempt("sample", self._counters.free)
 
-    def forget(self) -> None:
-        """The same where NVML was stopped since."""
-        self._counters.forget()
-
     def _attempt(self, what: str, call: Callable[[], Result], unsupported: str = "") -> tuple[Result | None, str]:
         """The call's result, or None and why."""
         try:
@@ -139,7 +135,10 @@ def _memory_field(memory: Any, part: str, reason: str) -> OccupancyField[int]:
         return OccupancyField.unknown(reason)
     if not memory.total:
         return OccupancyField.unknown("memory: the device reports a size of 0, which means not available")
-    return count_field(getattr(memory, part), f"NVML's {part} device memory")
+    field = count_field(getattr(memory, part), f"NVML's {part} device memory")
+    if field.value is not None and field.value > memory.total:
+        return OccupancyField.unknown(f"{field.reason}: reported as more than the device has")
+    return field
 
 
 def _percent_of(utilization: Any, part: str, reason: str) -> OccupancyField[float]:
