@@ -1,6 +1,7 @@
 """What device-resident drafting asks of a model beside `CausalModel`: calls whose positions are data.
 
-Owns the protocol `PositionedModel` and the limits of its call. Knows nothing of streams, rounds or text.
+Owns the protocols `PositionedModel` and `PositionedCache`, and the limits of a call. Knows nothing of
+streams, rounds or text.
 
 A position that only the device knows cannot be a Python number: reading it would make the host wait for all that was
 enqueued. So tokens, positions and everything that follows from them stay in device tensors, and shapes depend on
@@ -16,6 +17,19 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from models.causal_model import Cache, CausalModel
+
+
+@runtime_checkable
+class PositionedCache(Cache, Protocol):
+    """A cache whose rows may be written before they are counted."""
+
+    def advance(self, num_tokens: int) -> None:
+        """Count `num_tokens` rows behind `length` as valid: calls at given positions have written them.
+
+        Raises:
+            ValueError: if they go beyond `capacity`.
+        """
+        ...
 
 
 @runtime_checkable

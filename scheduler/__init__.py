@@ -32,8 +32,10 @@ from scheduler.occupancy import (
     check_admission,
     overlap_advice,
 )
+from scheduler.on_device import DeviceResidency
 from scheduler.pipeline import PipelinedLoop
 from scheduler.proposers import ModelProposer, NgramProposer, Proposer
+from scheduler.residency import HostResidency, Residency
 from scheduler.round import (
     DecodeRequest,
     FinishReason,
@@ -90,6 +92,7 @@ __all__ = [
     "DecodeRequest",
     "DeviceMemory",
     "DeviceProperties",
+    "DeviceResidency",
     "DeviceUnavailableError",
     "Distribution",
     "Event",
@@ -98,6 +101,7 @@ __all__ = [
     "GammaPolicy",
     "Generation",
     "HostCopyDriver",
+    "HostResidency",
     "Lane",
     "LaneCosts",
     "Launch",
@@ -118,6 +122,7 @@ __all__ = [
     "Proposal",
     "Proposer",
     "RatedPlan",
+    "Residency",
     "RoundMode",
     "RoundPlan",
     "RoundReport",

@@ -10,10 +10,10 @@ chain was used up or thrown away.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from scheduler.decoding import Decoding
+from scheduler.first_error import FirstError
 from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
 from scheduler.proposers.base import Proposer
@@ -42,14 +42,14 @@ class Chain:
         self._gamma = 0
         self._lead = 0
         self._asked = False
-        self._error: BaseException | None = None
+        self._errors = FirstError()
 
     def begin(self, decoding: Decoding, history: TokenHistory) -> None:
         """Start a request; whatever an earlier one left, even an error, is forgotten."""
         self._decoding, self._history = decoding, history
-        self._error = None
+        self._errors.forget()
         self._throw_away()
-        with self._remembering_errors():
+        with self._errors.remembered():
             for proposer in self._proposers:
                 proposer.begin(history, self._leads)
 
@@ -59,7 +59,7 @@ class Chain:
         Tokens are numbers, which need no slot.
         """
         draft_ms = 0.0
-        with self._remembering_errors():
+        with self._errors.remembered():
             for source, proposer in enumerate(self._proposers if max_tokens else ()):
                 gamma = min(proposer.choose(self._history), max_tokens)
                 if gamma <= 0:
@@ -74,7 +74,7 @@ class Chain:
 
     def catch_up(self) -> None:
         """Let every source read a part of what it has missed; another one may be asked next."""
-        with self._remembering_errors():
+        with self._errors.remembered():
             for proposer in self._proposers:
                 proposer.catch_up(self._history)
 
@@ -92,7 +92,7 @@ class Chain:
 
     def settle(self, judgement: Judgement) -> None:
         """Take in a verdict: after a hit the rest of the chain stands, else all sources forget it."""
-        with self._remembering_errors():
+        with self._errors.remembered():
             self._history = judgement.history
             if judgement.proposal:
                 proposer = self._proposers[judgement.proposal.source]
@@ -125,22 +125,8 @@ class Chain:
         self._gamma = proposer.choose(self._history)
         self._lead = proposer.lead
 
-    @contextmanager
-    def _remembering_errors(self) -> Iterator[None]:
-        """A source that failed while it ran ahead has failed, even if nobody was to read that very token.
-
-        The error comes back with whatever is asked of the chain next.
-        """
-        if self._error is not None:
-            raise self._error
-        try:
-            yield
-        except BaseException as error:
-            self._error = error
-            raise
-
     def _draft(self, *, instant: bool, ahead: bool) -> Drafted:
-        with self._remembering_errors():
+        with self._errors.remembered():
             return self._extended(instant=instant, ahead=ahead)
 
     def _extended(self, *, instant: bool, ahead: bool) -> Drafted:

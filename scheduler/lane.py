@@ -15,13 +15,16 @@ from collections.abc import Sequence
 
 import torch
 
-from models.causal_model import CausalModel
+from models import CausalModel, PositionedCache, PositionedModel, UnsupportedModelError
 from scheduler.core_share import CoreShare
 from scheduler.costs import BlockCosts, MachinePace, elapsed_ms
 from scheduler.streams.base import Stream
+from scheduler.upload import upload_ids
 
 _TIMED_WIDTHS = (1, 2, 3, 5, 9, 17)
 _TIMED_RUNS = 3
+_UNKNOWN_ID = -1
+"""Held in place of a token that the host does not know; no prompt contains it, so that nobody resumes behind it."""
 
 
 class Lane:
@@ -55,11 +58,14 @@ class Lane:
         """Of blocks while no other lane runs."""
         self.costs_together = BlockCosts(pace=pace)
         """Of blocks while another lane runs as well; empty until that was measured or happened."""
+        self.pace = pace
         self._cores = cores
         self._together = False
         self.reader: object | None = None
         """Whoever's prompt the cache was last prepared for; set and asked by the host, never by launches."""
         self._cache = model.new_cache(capacity)
+        self._positioned_model = model if isinstance(model, PositionedModel) else None
+        self._positioned_cache = self._cache if isinstance(self._cache, PositionedCache) else None
         self._held_ids: list[int] = []
 
     @property
@@ -105,8 +111,58 @@ class Lane:
             self._forward(block, num_logits=0)
         return self._forward(blocks[-1], num_logits=num_logits)
 
-    def measure_costs(self, *, together: bool = False, widths: Sequence[int] = _TIMED_WIDTHS) -> None:
-        """Time blocks of several widths, the median of a few runs each, and leave the cache empty."""
+    def feed_unknown(self, token_ids_T: torch.Tensor, known_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
+        """Append one block, of which the host knows only the first tokens; `reveal` says later what the others were.
+
+        Args:
+            token_ids_T: int64, on the model's device.
+            known_ids: its first tokens.
+            num_logits: rows wanted.
+
+        Returns:
+            logits_RV, as `feed` does.
+        """
+        held_ids = [*known_ids, *[_UNKNOWN_ID] * (len(token_ids_T) - len(known_ids))]
+        return self._read(token_ids_T, held_ids, num_logits=num_logits)
+
+    def reveal(self, start: int, token_ids: Sequence[int]) -> None:
+        """The tokens held from `start` on are these."""
+        self._held_ids[start : start + len(token_ids)] = token_ids
+
+    def read_at(
+        self, token_ids_T: torch.Tensor, positions_T: torch.Tensor, *, key_length: int, num_logits: int
+    ) -> torch.Tensor:
+        """Run tokens at positions that only the device knows; they are not held until they are counted in.
+
+        See `PositionedModel.forward_at`.
+
+        Raises:
+            UnsupportedModelError: if the model takes positions as numbers only.
+        """
+        if self._positioned_model is None:
+            raise UnsupportedModelError(
+                f"{self.model.name!r} ({type(self.model).__name__}) cannot take positions as a tensor; feed it blocks"
+            )
+        return self._positioned_model.forward_at(
+            token_ids_T, positions_T, self._cache, key_length=key_length, num_logits=num_logits
+        )
+
+    def count_in(self, token_ids: Sequence[int]) -> None:
+        """Hold what was written by `read_at` directly behind what is held: these tokens."""
+        if token_ids and self._positioned_cache is not None:
+            self._positioned_cache.advance(len(token_ids))
+            self._held_ids.extend(token_ids)
+
+    def measure_costs(
+        self, *, together: bool = False, widths: Sequence[int] = _TIMED_WIDTHS, num_runs: int = _TIMED_RUNS
+    ) -> None:
+        """Time blocks of several widths, the median of a few runs each, and leave the cache empty.
+
+        Args:
+            together: whether another lane runs meanwhile, so that these are the costs of that.
+            widths: ascending; those that model or cache cannot take are left out.
+            num_runs: of each width.
+        """
         self.share(together=together)
         self.roll_back(0)
         measured_ms = {}
@@ -114,27 +170,30 @@ class Lane:
             if width > min(self.model.max_block, self.capacity):
                 break
             times_ms = []
-            for _ in range(_TIMED_RUNS):
+            for _ in range(num_runs):
                 started_s = time.perf_counter()
                 self._forward([0] * width, num_logits=width)
                 times_ms.append(elapsed_ms(started_s))
                 self.roll_back(0)
-            measured_ms[width] = sorted(times_ms)[_TIMED_RUNS // 2]
+            measured_ms[width] = sorted(times_ms)[num_runs // 2]
         # The runs themselves were recorded as well, the cold first ones among them.
         (self.costs_together if together else self.costs).calibrate(measured_ms)
 
     def _forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
-        token_ids_T = torch.tensor(token_ids, dtype=torch.int64, device=self.model.device)
+        return self._read(upload_ids(token_ids, self.model.device), token_ids, num_logits=num_logits)
+
+    def _read(self, token_ids_T: torch.Tensor, held_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         started_s = time.perf_counter()
         try:
             logits_RV = self.model.forward(token_ids_T, self._cache, num_logits=num_logits)
         except BaseException:
             self._cache.rollback(min(self._cache.length, self.num_held))
             raise
-        if num_logits and len(token_ids) <= _TIMED_WIDTHS[-1]:
+        # Elsewhere the call comes back when it is enqueued, which says nothing of its cost.
+        if num_logits and len(held_ids) <= _TIMED_WIDTHS[-1] and self.model.device.type == "cpu":
             costs = self.costs_together if self._together else self.costs
-            costs.record(len(token_ids), elapsed_ms(started_s))
-        self._held_ids.extend(token_ids)
+            costs.record(len(held_ids), elapsed_ms(started_s))
+        self._held_ids.extend(held_ids)
         return logits_RV
 
 

@@ -15,6 +15,9 @@ import torch
 from scheduler.history import TokenHistory
 from scheduler.settings import SamplingSettings, check_integer
 
+MOST_LOGPROBS = 100
+"""Alternatives that a request may ask for."""
+
 
 class FinishReason(StrEnum):
     """Why a request ended (the OpenAI API's words)."""
@@ -46,7 +49,9 @@ class DecodeRequest:
             )
         check_integer("max_tokens", self.max_tokens, low=1, advice="ask for at least one token")
         if self.num_logprobs is not None:
-            check_integer("logprobs", self.num_logprobs, low=0, high=100, advice="0 reports the chosen token only")
+            check_integer(
+                "logprobs", self.num_logprobs, low=0, high=MOST_LOGPROBS, advice="0 reports the chosen token only"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

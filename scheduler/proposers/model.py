@@ -47,6 +47,16 @@ class ModelProposer:
         return (self._lane.cache_buffer,)
 
     @property
+    def lane(self) -> Lane:
+        """The draft model, its cache and its stream."""
+        return self._lane
+
+    @property
+    def num_shared_ids(self) -> int:
+        """Ids from here on are neither proposed nor read."""
+        return self._num_shared_ids
+
+    @property
     def instant(self) -> bool:
         """A model takes a step for each token."""
         return False
