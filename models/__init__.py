@@ -27,7 +27,7 @@ from models.loading import LoadedModel, OpenModel, open_model
 from models.memory import check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
 from models.pair import check_pair
-from models.positioned_model import PositionedModel
+from models.positioned_model import PositionedCache, PositionedModel
 from models.tokenizer import Tokenizer
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "NgramMatch",
     "OpenModel",
     "PairError",
+    "PositionedCache",
     "PositionedModel",
     "RopeConfig",
     "RopeScaling",
