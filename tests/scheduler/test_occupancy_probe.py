@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import threading
 import time
@@ -27,6 +28,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeMac
 
 def num_readings(nvml: FakeNvml) -> int:
     return nvml.calls.count(READ)
+
+
+def has_read(nvml: FakeNvml, number: int) -> bool:
+    return num_readings(nvml) >= number
 
 
 def test_it_polls_no_faster_than_the_interval(machine: FakeMachine) -> None:
@@ -65,22 +70,13 @@ def test_latest_has_a_thread_refresh_it(machine: FakeMachine) -> None:
 def test_latest_never_reads_on_the_callers_thread(machine: FakeMachine) -> None:
     nvml = machine.plug([busy_gpu()])
     probe = machine.open_probe()
-    threads: set[int] = set()
-    watched = nvml.nvmlDeviceGetMemoryInfo
-
-    def noting_its_thread(*arguments: object) -> object:
-        threads.add(threading.get_ident())
-        return watched(*arguments)
-
-    nvml.nvmlDeviceGetMemoryInfo = noting_its_thread  # type: ignore[method-assign]  # the fake is a module of functions
-    for _ in range(3):
+    nvml.threads.clear()
+    for number in range(1, 4):
         machine.clock.sleep(1.0)
-        before = num_readings(nvml)
         probe.latest()
-        wait_until(lambda before=before: num_readings(nvml) > before)  # type: ignore[misc]  # a default of a lambda
-    assert threads
-    assert threading.get_ident() not in threads
-    assert len(threads) == 1
+        wait_until(functools.partial(has_read, nvml, number))
+    assert len(nvml.threads) == 1
+    assert threading.get_ident() not in nvml.threads
 
 
 async def test_the_event_loop_goes_on_while_nvml_is_slow(machine: FakeMachine) -> None:
@@ -147,7 +143,7 @@ def test_a_forgotten_probe_keeps_neither_its_thread_nor_nvml(machine: FakeMachin
     nvml = machine.plug([busy_gpu()])
     probe = machine.open_probe()
     probe.latest()
-    wait_until(lambda probe=probe: probe.latest().memory_free_bytes.known)  # type: ignore[misc]  # a default of a lambda
+    wait_until(functools.partial(has_read, nvml, 1))
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "occupancy"]
     machine.probes.clear()
     del probe

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class FakeNvml(ModuleType):
         self.empty_samples_code = 6
         """How the driver says that no process has a sample: NVML_ERROR_NOT_FOUND, or 0 and an empty list."""
         self.calls: list[str] = []
+        self.threads: set[int] = set()
+        """Identifiers of the threads that called."""
         self.misuse: list[str] = []
         self.spacings_s: list[float] = []
         """Times between the two samples of each question about counters."""
@@ -264,6 +267,7 @@ class FakeNvml(ModuleType):
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
             self.calls.append(name)
+            self.threads.add(threading.get_ident())
             if self.delay_s:
                 time.sleep(self.delay_s)
             failure = self.failures.get(name)
@@ -290,8 +294,10 @@ _UNVERSIONED = frozenset(
 def _binding_error(name: str, code: int) -> Exception:
     """The exception that the installed module raises for a driver's code."""
     if name in _UNVERSIONED and code == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-        return pynvml.NVMLLibraryMismatchError("pyNVML version does not match the NVML lib version")
-    return pynvml.NVMLError(code)
+        error: Exception = pynvml.NVMLLibraryMismatchError("pyNVML version does not match the NVML lib version")
+    else:
+        error = pynvml.NVMLError(code)
+    return error
 
 
 def _supported(value: Any) -> Any:
@@ -300,5 +306,5 @@ def _supported(value: Any) -> Any:
     return value
 
 
-def _address(sample: Any) -> int | None:
-    return ctypes.cast(sample, ctypes.c_void_p).value
+def _address(sample: Any) -> int:
+    return ctypes.cast(sample, ctypes.c_void_p).value or 0
