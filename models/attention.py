@@ -16,12 +16,13 @@ N rows of one call (window tokens times G), S cache positions, D head dimension.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from models.block_width import ExactWidths, places_to_probe, probe_exact_widths
+from models.block_width import ExactWidths, ProbedWidths, places_to_probe, probe_exact_widths
 from models.kv_cache import KeyValueCache, key_length_at
 
 WINDOW_CANDIDATES = (*range(1, 18), 24, 32)
@@ -152,8 +153,14 @@ def _attend_window(
 
 
 def probe_window_widths(
-    *, num_kv_heads: int, group_size: int, head_dim: int, device: torch.device, generator: torch.Generator
-) -> ExactWidths:
+    *,
+    num_kv_heads: int,
+    group_size: int,
+    head_dim: int,
+    device: torch.device,
+    generator: torch.Generator,
+    thread_counts: Sequence[int] = (),
+) -> ProbedWidths:
     """Find the numbers of tokens per attention call that agree to the bit here."""
     num_tokens = max(WINDOW_CANDIDATES)
     # The kernel goes through keys in blocks of 512: half of the queries have one such block, half have two.
@@ -189,4 +196,4 @@ def probe_window_widths(
     def rows_at_width(width: int) -> list[torch.Tensor]:
         return [rows(width, split) for split in places_to_probe(width)]
 
-    return probe_exact_widths(WINDOW_CANDIDATES, rows_at_width, num_rows_needed=16)
+    return probe_exact_widths(WINDOW_CANDIDATES, rows_at_width, num_rows_needed=16, thread_counts=thread_counts)

@@ -5,7 +5,7 @@ a function that computes some fixed rows at a wanted width, and compares bits.
 
 Matrix libraries choose another kernel, with another order of summation, for one row than for
 four, and another again for thirty-three. Callers therefore pad to a width out of one class of
-widths that agree. A finding holds for the machine and the number of threads it was made with.
+widths that agree. A finding holds for the machine and the numbers of threads it was made with.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from dataclasses import dataclass
 
 import torch
 
+from models.thread_counts import intra_op_threads
+
 ROWS_THAT_DOUBLE_COST = 16
 """About as many rows cost twice what one row costs: reading the weights is the rest."""
+
+DEAREST_COMMON_CLASS = 1.1
+"""What widths that agree under several thread counts may cost, in units of the best that agree under one."""
 
 RowsAtWidth = Callable[[int], Sequence[torch.Tensor]]
 """Computes one and the same set of rows, once or several times at other places, in calls of the given width."""
@@ -81,45 +86,104 @@ def places_to_probe(width: int) -> tuple[int, ...]:
     return tuple(sorted({0, 1, width // 2} if width > 1 else {0}))
 
 
-def equal_width_classes(widths: Iterable[int], rows_at_width: RowsAtWidth) -> list[tuple[int, ...]]:
-    """Group `widths` by the bits of the rows that they give.
+@dataclass(frozen=True, kw_only=True)
+class WidthDigests:
+    """The bits of the same rows at many widths, under one or more numbers of threads."""
 
-    A width whose own runs differ among themselves (a row's place in the call shows) is in no class; width 1 has
-    one place only, so it always is.
-    """
-    classes: dict[bytes, list[int]] = {}
-    for width in widths:
-        digests = {_digest(rows) for rows in rows_at_width(width)}
-        if len(digests) == 1:
-            classes.setdefault(digests.pop(), []).append(width)
-    return [tuple(members) for members in classes.values()]
+    by_width: dict[int, dict[int, frozenset[bytes]]]
+    """For each width and thread count, the digests of all runs."""
+
+    @classmethod
+    def compute(cls, widths: Iterable[int], rows_at_width: RowsAtWidth, thread_counts: Sequence[int]) -> WidthDigests:
+        """Run everything once under each count, which is switched in the calling thread."""
+        by_width: dict[int, dict[int, frozenset[bytes]]] = {width: {} for width in widths}
+        for count in thread_counts:
+            with intra_op_threads(count):
+                for width, by_count in by_width.items():
+                    by_count[count] = frozenset(_digest(rows) for rows in rows_at_width(width))
+        return cls(by_width=by_width)
+
+    def classes(self, thread_counts: Iterable[int]) -> list[tuple[int, ...]]:
+        """Group the widths by the bits of their rows.
+
+        A width whose own runs differ among themselves (a row's place in the call shows, or a number of threads) is in
+        no class; under one count width 1, which has one place only, always is.
+        """
+        classes: dict[bytes, list[int]] = {}
+        counts = tuple(thread_counts)
+        for width, by_count in self.by_width.items():
+            digests = frozenset().union(*(by_count[count] for count in counts))
+            if len(digests) == 1:
+                classes.setdefault(next(iter(digests)), []).append(width)
+        return [tuple(members) for members in classes.values()]
 
 
 def _digest(rows: torch.Tensor) -> bytes:
     return hashlib.blake2b(rows.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
+class NoExactWidthsError(RuntimeError):
+    """No candidate width gives the same bits twice."""
+
+
 def choose_widths(classes: Sequence[tuple[int, ...]], num_rows_needed: int) -> ExactWidths:
     """The class that is cheapest for single rows and for blocks of `num_rows_needed`.
 
     Raises:
-        RuntimeError: if `classes` is empty: no width repeats its own bits on this machine.
+        NoExactWidthsError: if `classes` is empty: no width repeats its own bits on this machine.
     """
     if not classes:
-        raise RuntimeError("no call width gives repeatable rows on this machine; try another number of threads")
+        raise NoExactWidthsError("no call width gives repeatable rows on this machine; try another number of threads")
     candidates = [ExactWidths(tuple(sorted(members))) for members in classes]
+    return min(candidates, key=lambda widths: (_usual_cost(widths, num_rows_needed), widths.narrowest))
 
-    def cost(widths: ExactWidths) -> tuple[float, int]:
-        # Two single rows to a block: most calls are narrow.
-        return 2 * _cover_cost(widths, 1) + _cover_cost(widths, num_rows_needed), widths.narrowest
 
-    return min(candidates, key=cost)
+def _usual_cost(widths: ExactWidths, num_rows_needed: int) -> float:
+    """Two single rows to a block: most calls are narrow."""
+    return 2 * _cover_cost(widths, 1) + _cover_cost(widths, num_rows_needed)
 
 
 def _cover_cost(widths: ExactWidths, num_rows: int) -> float:
     return sum(call_cost(width) for width in widths.cover(num_rows))
 
 
-def probe_exact_widths(widths: Iterable[int], rows_at_width: RowsAtWidth, num_rows_needed: int) -> ExactWidths:
-    """Compute the same rows at every width and keep the best class of widths that agree to the bit."""
-    return choose_widths(equal_width_classes(widths, rows_at_width), num_rows_needed)
+@dataclass(frozen=True, kw_only=True)
+class ProbedWidths:
+    """What a probe found."""
+
+    widths: ExactWidths
+    thread_counts: tuple[int, ...]
+    """The numbers of threads under which rows at `widths` have the same bits."""
+
+
+def probe_exact_widths(
+    widths: Iterable[int],
+    rows_at_width: RowsAtWidth,
+    num_rows_needed: int,
+    *,
+    thread_counts: Sequence[int] = (),
+) -> ProbedWidths:
+    """Compute the same rows at every width, and keep the best class of widths that agree to the bit.
+
+    Args:
+        widths: candidates.
+        rows_at_width: what to compute.
+        num_rows_needed: rows of a usual block.
+        thread_counts: numbers of threads, this thread's present one among them, under which the rows shall agree as
+            well; none stands for the present one alone. Where no class does, or only one that costs more than
+            `DEAREST_COMMON_CLASS` times the best one of the present count, that one is taken.
+
+    Raises:
+        NoExactWidthsError: if no width repeats its own bits.
+    """
+    present = (torch.get_num_threads(),)
+    counts = tuple(thread_counts) or present
+    digests = WidthDigests.compute(widths, rows_at_width, counts)
+    alone = choose_widths(digests.classes(present), num_rows_needed)
+    common_classes = digests.classes(counts)
+    if common_classes:
+        common = choose_widths(common_classes, num_rows_needed)
+        limit = DEAREST_COMMON_CLASS * _usual_cost(alone, num_rows_needed)
+        if _usual_cost(common, num_rows_needed) <= limit:
+            return ProbedWidths(widths=common, thread_counts=counts)
+    return ProbedWidths(widths=alone, thread_counts=present)

@@ -5,7 +5,7 @@ Owns the forward pass and its widths. Knows nothing of files, text, rounds or st
 Few, large operations: at a handful of rows an eager operation costs more than its arithmetic.
 Every operation between the matrices rounds each element by itself (no fused multiply-add whose use depends
 on an element's place in memory), so a row's bits depend on the row alone; the matrices and the
-attention are called at widths that a probe found to agree (`models.block_width`).
+attention are called at widths that a probe found to agree (`models.call_widths`).
 
 Shape suffixes: T tokens of this call, R logit rows, E hidden width, F feed-forward width, H all query heads'
 features, G queries a group, K key/value heads, D head dimension, S cache positions, V vocabulary.
@@ -14,44 +14,30 @@ features, G queries a group, K key/value heads, D head dimension, S cache positi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
 
-from models.attention import attend, probe_window_widths
-from models.block_width import ExactWidths, places_to_probe, probe_exact_widths
+from models.attention import attend
+from models.block_width import ExactWidths
+from models.call_widths import WIDE_WIDTHS, CallWidths, probe_call_widths
 from models.causal_model import Cache, check_call
 from models.config import ModelConfig
 from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
-from models.kv_cache import KEY_BUCKET, KeyValueCache
+from models.kv_cache import KeyValueCache
 from models.linear import MatrixKinds, WeightKind, default_weight_kind
 from models.placement import Placement, place_along, place_at
 from models.positioned_model import check_positioned_call
 from models.rope import RotaryTable
+from models.thread_counts import with_present_count
 
 DEFAULT_MAX_BLOCK = 256
-VERIFY_BLOCK = 17
-"""The widest call that shall be cheap: a proposal of sixteen tokens and the one before it."""
-WIDE_WIDTHS = (24, 32, 48, 64, 128, 256)
-"""Widths for prefill that the probe tries beside all narrow ones."""
 _SHARED_OUT = 32768
 """Elements from which on torch shares an elementwise operation out among threads (`at::internal::GRAIN_SIZE`)."""
 
 PROBED_LAYERS = 1
 """All layers have the same shapes, so they run the same kernels."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CallWidths:
-    """Widths at which each part of the forward pass gives bit-identical rows on this machine."""
-
-    layers: ExactWidths
-    """Tokens per pass through the layers."""
-    attention: ExactWidths
-    """Tokens per attention call inside a pass."""
-    head: ExactWidths
-    """Rows per call of the output head."""
 
 
 class Decoder:
@@ -66,11 +52,12 @@ class Decoder:
         device: torch.device,
         max_block: int = DEFAULT_MAX_BLOCK,
         widths: CallWidths | None = None,
+        thread_counts: Iterable[int] = (),
     ) -> None:
-        """Take packed weights; probes the widths unless they are given.
+        """Take packed weights; probes the widths, under `thread_counts`, unless they are given.
 
         Raises:
-            ValueError: if `max_block` is below 1 or heads cannot be grouped.
+            ValueError: if `max_block` is below 1, heads cannot be grouped, or a thread count is below 1.
         """
         if max_block < 1:
             raise ValueError(f"max_block must be at least 1, got {max_block}")
@@ -87,7 +74,7 @@ class Decoder:
         # would be converted at each use.
         self._hidden_eps = torch.tensor(config.rms_norm_eps * config.hidden_size, device=device)
         self._head_eps = torch.tensor(config.rms_norm_eps * config.head_dim, device=device)
-        self._widths = self._probe() if widths is None else widths
+        self._widths = self._probe(thread_counts) if widths is None else widths
 
     @classmethod
     def from_checkpoint(
@@ -98,6 +85,7 @@ class Decoder:
         max_block: int = DEFAULT_MAX_BLOCK,
         device: str | torch.device = "cpu",
         input_scales: Mapping[str, torch.Tensor] | None = None,
+        thread_counts: Iterable[int] = (),
     ) -> Decoder:
         """Fuse and pack a checkpoint's tensors, then find the widths whose rows agree.
 
@@ -108,6 +96,8 @@ class Decoder:
             max_block: most tokens one `forward` call shall take.
             device: float16 and int8 weights need the CPU.
             input_scales: see `decoder_weights.load_weights`.
+            thread_counts: numbers of intra-op threads that calls will be made with, beside this thread's present
+                one; see `probe`.
 
         Raises:
             ValueError: if an argument is out of range or the device lacks the weight kind.
@@ -118,7 +108,14 @@ class Decoder:
             weights = default_weight_kind(device)
         kinds = MatrixKinds.of(weights) if isinstance(weights, WeightKind) else weights
         packed = load_weights(checkpoint, kinds, device, input_scales=input_scales)
-        return cls(checkpoint.config, packed, name=checkpoint.name, device=device, max_block=max_block)
+        return cls(
+            checkpoint.config,
+            packed,
+            name=checkpoint.name,
+            device=device,
+            max_block=max_block,
+            thread_counts=thread_counts,
+        )
 
     def first_layers(self, num_layers: int) -> Decoder:
         """A decoder of this one's first layers, final norm and head; shares all weights, has caches of its own.
@@ -164,8 +161,16 @@ class Decoder:
 
     @property
     def widths(self) -> CallWidths:
-        """The widths in use; found with as many threads as the constructing or last probing thread had."""
+        """The widths in use."""
         return self._widths
+
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """Numbers of intra-op threads, ascending, among which a caller may change without changing a row's bits.
+
+        Holds all that were asked for and the present one of the probing thread, or that one alone.
+        """
+        return self._widths.thread_counts
 
     @property
     def num_weight_bytes(self) -> int:
@@ -327,66 +332,37 @@ class Decoder:
         logits_RV = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
         return logits_RV[:num_rows]
 
-    def probe(self) -> CallWidths:
-        """Find the widths again with this thread's number of threads, and use them from now on."""
-        self._widths = self._probe()
+    def probe(self, thread_counts: Iterable[int] = ()) -> CallWidths:
+        """Find the widths again, and use them from now on.
+
+        Args:
+            thread_counts: numbers of intra-op threads, beside this thread's present one, under which a row shall have
+                the same bits. This thread runs with each of them meanwhile. Where no widths agree under all of them at
+                a bearable cost, `thread_counts` afterwards holds the present one alone.
+
+        Raises:
+            TypeError, ValueError: if a count is not a whole number from 1 on.
+        """
+        self._widths = self._probe(thread_counts)
         return self._widths
 
     @torch.inference_mode()
-    def _probe(self) -> CallWidths:
-        generator = torch.Generator().manual_seed(0)
-        attention = probe_window_widths(
-            num_kv_heads=self.config.num_kv_heads,
-            group_size=self._group_size,
-            head_dim=self.config.head_dim,
+    def _probe(self, thread_counts: Iterable[int]) -> CallWidths:
+        def run_first_layers(
+            token_ids_T: torch.Tensor, cache: KeyValueCache, position: int, attention_widths: ExactWidths
+        ) -> torch.Tensor:
+            place = self._place_along(cache, position, token_ids_T.shape[0], attention_widths)
+            return self._run_layers(token_ids_T, place, PROBED_LAYERS)
+
+        return probe_call_widths(
+            self.config,
             device=self._device,
-            generator=generator,
+            max_block=self._max_block,
+            cache=self.new_cache(max(WIDE_WIDTHS)),
+            run_layers=run_first_layers,
+            run_head=self._logits,
+            thread_counts=with_present_count(thread_counts),
         )
-        head = self._probe_head(generator)
-        return CallWidths(layers=self._probe_layers(generator, attention), attention=attention, head=head)
-
-    def _probe_head(self, generator: torch.Generator) -> ExactWidths:
-        hidden_1E = torch.randn(1, self.config.hidden_size, generator=generator).to(self._device)
-
-        def rows_at_width(width: int) -> list[torch.Tensor]:
-            # The same row at every place of one call: cheap, where a head is as large as many layers.
-            return list(self._logits(hidden_1E.repeat(width, 1), ExactWidths((width,))))
-
-        return probe_exact_widths(range(1, VERIFY_BLOCK + 1), rows_at_width, VERIFY_BLOCK)
-
-    def _probe_layers(self, generator: torch.Generator, attention: ExactWidths) -> ExactWidths:
-        ids_T = torch.randint(self.config.vocab_size, (max(WIDE_WIDTHS),), generator=generator).to(self._device)
-        cache = self.new_cache(ids_T.shape[0])
-
-        def hidden_rows(width: int, first: int, stop: int, split: int) -> torch.Tensor:
-            """Rows first .. stop - 1; the first call takes `split` tokens, unless that is 0, all others `width`."""
-            rows = []
-            position = first
-            while position < stop:
-                num_real = min(split if position == first and split else width, stop - position)
-                block_ids_T = F.pad(ids_T[position : position + num_real], (0, width - num_real))
-                place = self._place_along(cache, position, width, attention)
-                hidden_TE = self._run_layers(block_ids_T, place, PROBED_LAYERS)
-                rows.append(hidden_TE[:num_real])
-                position += num_real
-            return torch.cat(rows)
-
-        # Blocks start in the middle of a key bucket and cross into the next one.
-        first, stop = KEY_BUCKET - 12, KEY_BUCKET + 8
-        hidden_rows(16, 0, first, 0)
-
-        def rows_at_width(width: int) -> list[torch.Tensor]:
-            return [hidden_rows(width, first, stop, split) for split in places_to_probe(width)]
-
-        narrow = range(1, min(VERIFY_BLOCK, self._max_block) + 1)
-        chosen = probe_exact_widths(narrow, rows_at_width, VERIFY_BLOCK)
-        wide = [width for width in WIDE_WIDTHS if width <= self._max_block]
-        if not wide:
-            return chosen
-        whole = ids_T.shape[0]
-        reference_TE = hidden_rows(chosen.widest, 0, whole, 0)
-        agreeing = [width for width in wide if torch.equal(hidden_rows(width, 0, whole, 0), reference_TE)]
-        return ExactWidths((*chosen.widths, *agreeing))
 
 
 def _silu(gate_TF: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ Owns the choice between the lean decoder and the transformers adapter. Knows not
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ class LoadedModel:
     """How its matrices are kept."""
     num_parameters: int | None
     """None where the transformers adapter runs it."""
+    thread_counts: tuple[int, ...]
+    """Numbers of intra-op threads, ascending, among which a caller may change without changing a row's bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +42,22 @@ class OpenModel:
 
     config: ModelConfig | None
     """The lean decoder's shape; None where the transformers adapter will run it."""
-    load: Callable[[], LoadedModel]
+    loader: Callable[[tuple[int, ...]], LoadedModel]
+    """Reads the weights; takes the thread counts of `load`."""
+
+    def load(self, *, thread_counts: Iterable[int] = ()) -> LoadedModel:
+        """Read the weights and find the call widths whose rows agree.
+
+        Args:
+            thread_counts: numbers of intra-op threads that calls will be made with, beside this thread's present one.
+                The loaded model's `thread_counts` says whether rows agree under them.
+
+        Raises:
+            CheckpointError: if a tensor is missing or the files are malformed.
+            UnsupportedModelError: if transformers would have to run the model and cannot do so exactly.
+            TypeError, ValueError: if a count is not a whole number from 1 on.
+        """
+        return self.loader(tuple(thread_counts))
 
 
 @contextmanager
@@ -60,23 +77,30 @@ def open_model(source: str | os.PathLike[str], *, weights: WeightKind) -> Genera
         refusal = error
     else:
         with checkpoint:
-            yield OpenModel(config=checkpoint.config, load=lambda: _load_decoder(checkpoint, weights))
+            yield OpenModel(
+                config=checkpoint.config,
+                loader=lambda thread_counts: _load_decoder(checkpoint, weights, thread_counts),
+            )
         return
-    yield OpenModel(config=None, load=lambda: _load_with_transformers(source, refusal))
+    yield OpenModel(config=None, loader=lambda thread_counts: _load_with_transformers(source, refusal, thread_counts))
 
 
-def _load_decoder(checkpoint: Checkpoint, weights: WeightKind) -> LoadedModel:
+def _load_decoder(checkpoint: Checkpoint, weights: WeightKind, thread_counts: tuple[int, ...]) -> LoadedModel:
     tokenizer = checkpoint.tokenizer()
     input_scales = cached_input_scales(checkpoint, tokenizer) if weights is WeightKind.INT8 else None
+    model = Decoder.from_checkpoint(checkpoint, weights=weights, input_scales=input_scales, thread_counts=thread_counts)
     return LoadedModel(
-        model=Decoder.from_checkpoint(checkpoint, weights=weights, input_scales=input_scales),
+        model=model,
         tokenizer=tokenizer,
         weights=weights,
         num_parameters=num_parameters(checkpoint.config),
+        thread_counts=model.thread_counts,
     )
 
 
-def _load_with_transformers(source: str | os.PathLike[str], refusal: UnsupportedModelError) -> LoadedModel:
+def _load_with_transformers(
+    source: str | os.PathLike[str], refusal: UnsupportedModelError, thread_counts: tuple[int, ...]
+) -> LoadedModel:
     from models.transformers_model import TransformersModel
 
     if Path(source).suffix.lower() == ".gguf":
@@ -87,11 +111,15 @@ def _load_with_transformers(source: str | os.PathLike[str], refusal: Unsupported
 
         folder = fetch_snapshot(str(source))
     try:
-        model = TransformersModel.from_pretrained(str(folder))
+        model = TransformersModel.from_pretrained(str(folder), thread_counts=thread_counts)
     except UnsupportedModelError as second_refusal:
         raise UnsupportedModelError(
             f"{refusal}; nor can transformers run it here: {second_refusal}"
         ) from second_refusal
     return LoadedModel(
-        model=model, tokenizer=Tokenizer.from_folder(folder), weights=WeightKind.FLOAT32, num_parameters=None
+        model=model,
+        tokenizer=Tokenizer.from_folder(folder),
+        weights=WeightKind.FLOAT32,
+        num_parameters=None,
+        thread_counts=model.thread_counts,
     )

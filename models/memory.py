@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from models.call_widths import VERIFY_BLOCK, WIDE_WIDTHS
 from models.config import ModelConfig
-from models.decoder import VERIFY_BLOCK, WIDE_WIDTHS
 from models.errors import InsufficientMemoryError
 from models.free_memory import AvailableMemory
 from models.kv_cache import KEY_BUCKET, key_length_at

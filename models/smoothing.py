@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import torch
 
 from models.block_width import ExactWidths
+from models.call_widths import CallWidths
 from models.config import ModelConfig
-from models.decoder import CallWidths, Decoder
+from models.decoder import Decoder
 from models.decoder_weights import TensorSource, load_weights
 from models.linear import MatrixKinds, PackedLinear, WeightKind
 
@@ -155,7 +156,12 @@ def _measure_magnitudes(
         name=source.name,
         device=torch.device("cpu"),
         max_block=_BLOCK,
-        widths=CallWidths(layers=every_width, attention=every_width, head=every_width),
+        widths=CallWidths(
+            layers=every_width,
+            attention=every_width,
+            head=every_width,
+            thread_counts=(torch.get_num_threads(),),
+        ),
     )
     for sequence in sequences:
         _read(decoder, [token_id for token_id in sequence if 0 <= token_id < decoder.vocab_size])

@@ -10,11 +10,12 @@ Shape suffixes: T tokens of a call, R logit rows asked for, W tokens of a padded
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from models.block_width import ExactWidths, choose_widths, equal_width_classes
+from models.block_width import ExactWidths, NoExactWidthsError, ProbedWidths, probe_exact_widths
 from models.causal_model import Cache, check_call
 from models.errors import CheckpointError, UnsupportedModelError
 from models.kv_cache import KEY_BUCKET
@@ -26,6 +27,7 @@ from models.rewind_check import (
     refuse_unless_rewindable,
     stated_context_length,
 )
+from models.thread_counts import with_present_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,6 +51,7 @@ class TransformersModel:
         name: str | None = None,
         max_block: int = DEFAULT_MAX_BLOCK,
         context_length: int | None = None,
+        thread_counts: Iterable[int] = (),
     ) -> None:
         """Check that the model can be rewound, by running it, and find the call widths whose rows agree.
 
@@ -59,11 +62,12 @@ class TransformersModel:
             name: for messages and metrics; by default where the model was loaded from.
             max_block: most tokens one `forward` call shall take.
             context_length: most positions; by default what the model's configuration says.
+            thread_counts: see `probe`.
 
         Raises:
             UnsupportedModelError: if the model is recurrent, convolutional, an encoder-decoder or otherwise
                 cannot be rewound exactly; the message names its class.
-            ValueError: if a limit is below 1, or no context length is known.
+            ValueError: if a limit or a thread count is below 1, or no context length is known.
         """
         for limit_name, limit in (("max_block", max_block), ("context_length", context_length)):
             if limit is not None and limit < 1:
@@ -78,10 +82,11 @@ class TransformersModel:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self._widths = ExactWidths((1,))
+        self._thread_counts = with_present_count(thread_counts)
         try:
             with torch.inference_mode():
                 self._layer_shapes, self._vocab_size = measure_layers(model)
-                self.probe()
+                self.probe(self._thread_counts)
                 check_rollback(self, model)
                 check_long_past(self, model)
         except torch.OutOfMemoryError:
@@ -159,6 +164,11 @@ class TransformersModel:
         """The call widths in use."""
         return self._widths
 
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """Numbers of intra-op threads, ascending, among which a caller may change without changing a row's bits."""
+        return self._thread_counts
+
     def new_cache(self, capacity: int) -> RewindableCache:
         """An empty cache for one sequence of at most `capacity` tokens.
 
@@ -205,15 +215,31 @@ class TransformersModel:
             raise
         return torch.cat(logits)
 
-    def probe(self) -> ExactWidths:
-        """Find the exact widths with this thread's number of threads, and use them from now on."""
+    def probe(self, thread_counts: Iterable[int] = ()) -> ExactWidths:
+        """Find the exact widths again, and use them from now on.
+
+        Args:
+            thread_counts: numbers of intra-op threads, beside this thread's present one, under which a row shall have
+                the same bits. Where no widths agree under all of them at a bearable cost, the property of that name
+                afterwards holds the present one alone.
+
+        Raises:
+            TypeError, ValueError: if a count is not a whole number from 1 on.
+        """
+        counts, alone = with_present_count(thread_counts), with_present_count(())
+        single_rows = ProbedWidths(widths=ExactWidths((1,)), thread_counts=alone)
         if any((getattr(self._config, count, None) or 0) > 1 for count in EXPERT_COUNTS):
             # How many rows reach an expert depends on their neighbours, so only single rows are alike.
-            self._widths = ExactWidths((1,))
+            probed = single_rows
         else:
             with torch.inference_mode():
-                classes = equal_width_classes(PROBED_WIDTHS, self._rows_at_width)
-            self._widths = choose_widths(classes or [(1,)], max(PROBED_WIDTHS))
+                try:
+                    probed = probe_exact_widths(
+                        PROBED_WIDTHS, self._rows_at_width, max(PROBED_WIDTHS), thread_counts=counts
+                    )
+                except NoExactWidthsError:
+                    probed = single_rows
+        self._widths, self._thread_counts = probed.widths, probed.thread_counts
         return self._widths
 
     def _check_call(self, token_ids_T: torch.Tensor, cache: Cache, num_logits: int) -> RewindableCache:

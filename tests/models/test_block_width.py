@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,9 +11,10 @@ from hypothesis import strategies as st
 
 from models.block_width import (
     ExactWidths,
+    RowsAtWidth,
+    WidthDigests,
     call_cost,
     choose_widths,
-    equal_width_classes,
     places_to_probe,
     probe_exact_widths,
 )
@@ -26,6 +29,11 @@ def kernel_that_differs(width: int) -> list[torch.Tensor]:
     if width == 5:
         straight[4::5] += 1e-3
     return [straight, straight.clone()]
+
+
+def equal_width_classes(widths: Iterable[int], rows_at_width: RowsAtWidth) -> list[tuple[int, ...]]:
+    present = (torch.get_num_threads(),)
+    return WidthDigests.compute(widths, rows_at_width, present).classes(present)
 
 
 def test_widths_with_equal_bits_form_a_class() -> None:

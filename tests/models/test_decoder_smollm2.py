@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from models.call_widths import VERIFY_BLOCK
 from models.checkpoint import Checkpoint, open_checkpoint
-from models.decoder import VERIFY_BLOCK, Decoder
+from models.decoder import Decoder
 from models.linear import WeightKind
 from profiling.reference import reference_model
 

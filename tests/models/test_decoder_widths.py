@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import subprocess
@@ -13,7 +14,8 @@ import torch
 
 from models.attention import plan_windows
 from models.block_width import ExactWidths
-from models.decoder import VERIFY_BLOCK, Decoder
+from models.call_widths import VERIFY_BLOCK
+from models.decoder import Decoder
 from models.kv_cache import KEY_BUCKET
 from models.linear import WeightKind, has_packed_kinds
 from tests.support.tiny_decoders import REFERENCES, llama
@@ -93,7 +95,7 @@ def test_padding_is_never_seen(one_thread: None) -> None:
     plain = Decoder.from_checkpoint(llama().checkpoint, weights=WeightKind.FLOAT32)
     nine = ExactWidths((9,))
     padded = Decoder.from_checkpoint(llama().checkpoint, weights=WeightKind.FLOAT32)
-    padded._widths = type(plain.widths)(layers=nine, attention=ExactWidths((4,)), head=nine)
+    padded._widths = dataclasses.replace(plain.widths, layers=nine, attention=ExactWidths((4,)), head=nine)
     token_ids_T = random_ids(NUM_TOKENS)
     expected_TV = rows_in_blocks(plain, token_ids_T, 10)
     for block in (1, 4, 9, 20):
