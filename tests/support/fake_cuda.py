@@ -22,6 +22,9 @@ from scheduler.streams.cuda import DeviceMemory, DeviceProperties
 PATIENCE_S = 30.0
 RUBBISH = 0xA5
 """What every byte of a host buffer holds while a copy into it is on its way."""
+_BURSTS = ((0,), (0, 0, 0, 1), (0, 1, 2, 5), (1000,))
+"""By the device's zeal: how many operations may pass at a call of the host."""
+_CALLS_PER_ZEAL = 20
 LEAST_URGENT, MOST_URGENT = 0, -5
 
 
@@ -90,11 +93,13 @@ class FakeDriver:
             by_hand: whether nothing passes by chance, only by `advance` and by waiting.
         """
         self._draw = random.Random(seed)
+        self._burst = self._draw.choice(_BURSTS)
         self._by_hand = by_hand
         self._changed = threading.Condition(threading.RLock())
         self._streams: list[FakeStream] = []
         self._current = threading.local()
         self._arriving: dict[tuple[int, int], Recording] = {}
+        self._failure: str | None = None
         self.now_ms = 0.0
         self.faults: list[FakeCudaError] = []
         self.calls: list[str] = []
@@ -167,7 +172,7 @@ class FakeDriver:
     def under(self, stream: FakeStream) -> Iterator[None]:
         with self._call("under"):
             self._usable(stream)
-        before = getattr(self._current, "stream", None)
+        before = self.current
         self._current.stream = stream
         try:
             yield
@@ -195,7 +200,7 @@ class FakeDriver:
                     raise self._fault("a host buffer is written again before the copy into it has passed")
             event = self.new_event(timing=False, blocking=False)
             value = source.clone()
-            host.view(torch.uint8).fill_(RUBBISH)
+            host.reshape(-1).view(torch.uint8).fill_(RUBBISH)
             stream.operations.append(Operation(effect=lambda: self._arrive(host, value)))
             self.record(event, stream)
             assert event.recording is not None
@@ -219,6 +224,17 @@ class FakeDriver:
                     return number
         return num_operations
 
+    def fail(self, message: str) -> None:
+        """Let every call from now on fail, as all do once a kernel did wrong."""
+        with self.changing():
+            self._failure = message
+
+    @property
+    def current(self) -> FakeStream | None:
+        """The stream that this thread enqueues on; None is the default stream."""
+        stream: FakeStream | None = getattr(self._current, "stream", None)
+        return stream
+
     def destroy(self, stream: FakeStream) -> None:
         """Make further use of `stream` a fault."""
         stream.destroyed = True
@@ -236,11 +252,19 @@ class FakeDriver:
     def _call(self, name: str) -> Iterator[None]:
         """A call of the host, in which time passes by chance."""
         with self.changing():
+            self._check_alive()
             self.calls.append(name)
             if not self._by_hand:
-                for _ in range(self._draw.choice((0, 0, 0, 1, 1, 2, 5))):
-                    self._step()
+                self._pass_by_chance()
             yield
+
+    def _pass_by_chance(self) -> None:
+        # Drawn anew at each call, the device would keep pace with the host and rarely fall behind or catch up.
+        if self._draw.random() < 1 / _CALLS_PER_ZEAL:
+            self._burst = self._draw.choice(_BURSTS)
+        for _ in range(self._draw.choice(self._burst)):
+            if not self._step():
+                break
 
     def _step(self) -> bool:
         ready = [stream for stream in self._streams if stream.operations and stream.operations[0].ready()]
@@ -254,6 +278,7 @@ class FakeDriver:
     def _run_until(self, over: Callable[[], bool]) -> None:
         """Block as a driver's call does: others may make calls meanwhile."""
         while not over():
+            self._check_alive()
             if self._step():
                 self._changed.notify_all()
             elif not self._changed.wait(PATIENCE_S):
@@ -266,6 +291,10 @@ class FakeDriver:
     def _pass(self, recording: Recording) -> None:
         recording.passed = True
         recording.passed_ms = self.now_ms
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
 
     def _recorded(self, event: FakeEvent, what: str) -> Recording:
         self._own(event)
@@ -284,10 +313,9 @@ class FakeDriver:
             raise self._fault("a destroyed stream is used")
 
     def _current_stream(self, what: str) -> FakeStream:
-        stream: FakeStream | None = getattr(self._current, "stream", None)
-        if stream is None:
+        if self.current is None:
             raise self._fault(f"{what} on the default stream, which nothing orders")
-        return stream
+        return self.current
 
     def _fault(self, message: str) -> FakeCudaError:
         fault = FakeCudaError(message)

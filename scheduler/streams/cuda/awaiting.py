@@ -24,7 +24,9 @@ _TIMER_S = 1.5e-3
 """A loop's timers may be late by their granularity, a millisecond, and a little."""
 _OVERDUE_SPIN_S = 0.5e-3
 """How long to go on looking at every turn once the event is due."""
-_LONGEST_PAUSE_S = 1e-3
+_LONGEST_PAUSE_S = 5e-3
+"""While the event is not due: so long may a wait that is shorter than expected be slept past its end."""
+_LONGEST_OVERDUE_PAUSE_S = 1e-3
 _NUM_RECENT = 8
 
 
@@ -64,18 +66,19 @@ class Waiter(Protocol):
 def pause_s(elapsed_s: float, expected_s: float) -> float:
     """How long to leave an event alone that has not passed after `elapsed_s`; 0 is one turn of the loop.
 
-    A pure function: turns at first, since what is short is over before a timer would ring; then one pause until
-    shortly before `expected_s`; turns again while it is due; then pauses in proportion to how late it is, at most 1 ms.
+    A pure function: turns at first, since what is short is over before a timer would ring; then pauses until shortly
+    before `expected_s`, each no longer than the wait so far and 5 ms; turns again while the event is due; then pauses
+    in proportion to how late it is, at most 1 ms.
     """
     if elapsed_s < _SPIN_S:
         return 0.0
     early_s = 0.9 * expected_s - _TIMER_S
     if elapsed_s < early_s:
-        return early_s - elapsed_s
+        return min(early_s - elapsed_s, max(elapsed_s, _LONGEST_OVERDUE_PAUSE_S), _LONGEST_PAUSE_S)
     overdue_s = elapsed_s - 1.1 * expected_s - _OVERDUE_SPIN_S
     if overdue_s < 0.0:
         return 0.0
-    return min(_LONGEST_PAUSE_S, max(_SPIN_S, overdue_s / 4))
+    return min(_LONGEST_OVERDUE_PAUSE_S, max(_SPIN_S, overdue_s / 4))
 
 
 class PollingWaiter:
