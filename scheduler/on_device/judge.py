@@ -264,8 +264,8 @@ def _draft_probabilities(
 ) -> torch.Tensor:
     num_proposed = len(proposed_ids_P)
     if draft_probabilities is None or num_proposed == 0:
-        one_hot_PV = torch.zeros(num_proposed, vocab_size, device=proposed_ids_P.device)
-        return one_hot_PV.scatter_(1, proposed_ids_P[:, None], 1.0)
+        none_PV = torch.zeros(num_proposed, vocab_size, device=proposed_ids_P.device)
+        return none_PV.scatter(1, proposed_ids_P[:, None], 1.0)
     if len(draft_probabilities) != num_proposed:
         raise ValueError(
             f"draft_probabilities must hold a row for each of the {num_proposed} proposed tokens, "

@@ -26,6 +26,7 @@ import torch
 from scheduler.history import TokenCounts
 from scheduler.settings import SamplingSettings
 from scheduler.transforms import biased, edge_of_sorted, fitted, kept, penalised, scaled
+from scheduler.upload import upload
 
 _IMPOSSIBLE = float("-inf")
 
@@ -70,10 +71,9 @@ class DeviceCounts:
         """Counts of the B + 1 rows of a block: row r has seen its first r tokens as well (int64); None is no block."""
         if block_ids_B is None:
             return CountRows(in_output_RV=self.in_output_V[None], seen_RV=self.seen_V[None])
-        num_tokens = block_ids_B.shape[0]
-        first_RV = self.in_output_V.new_zeros(num_tokens + 1, self.in_output_V.shape[0])
-        first_RV[1:].scatter_(1, block_ids_B[:, None], 1.0)
-        added_RV = first_RV.cumsum(0)
+        none_BV = self.in_output_V.new_zeros(block_ids_B.shape[0], self.in_output_V.shape[0])
+        one_hot_BV = none_BV.scatter(1, block_ids_B[:, None], 1.0)
+        added_RV = torch.nn.functional.pad(one_hot_BV.cumsum(0), (0, 0, 1, 0))
         return CountRows(in_output_RV=self.in_output_V + added_RV, seen_RV=self.seen_V | (added_RV > 0))
 
 
@@ -109,12 +109,12 @@ class DeviceLaw:
             raise ValueError(
                 f"logit_bias names token id {outside[0]}, but the target has {vocab_size} ids (0 to {vocab_size - 1})"
             )
-        self._bias_ids = torch.tensor(list(settings.logit_bias), dtype=torch.int64).to(device)
-        self._bias = torch.tensor(list(settings.logit_bias.values()), dtype=torch.float32).to(device)
+        self._bias_ids = upload(torch.tensor(list(settings.logit_bias), dtype=torch.int64), self.device)
+        self._bias = upload(torch.tensor(list(settings.logit_bias.values()), dtype=torch.float32), self.device)
         forbidden_V = torch.zeros(vocab_size, dtype=torch.bool)
         forbidden_V[[token_id for token_id in stop_ids if token_id < vocab_size]] = True
-        self._forbidden_V = forbidden_V.to(device)
-        self._forbids = settings.min_tokens > 0 and bool(forbidden_V.any())
+        self._forbidden_V = upload(forbidden_V, self.device)
+        self._forbids = settings.min_tokens > 0 and any(token_id < vocab_size for token_id in stop_ids)
 
     def start_counts(self, prompt_ids: Sequence[int]) -> DeviceCounts | None:
         """Counts of a prompt; None where no penalty asks for any."""
@@ -122,7 +122,9 @@ class DeviceLaw:
             return None
         seen_V = torch.zeros(self.vocab_size, dtype=torch.bool)
         seen_V[torch.tensor(list(prompt_ids), dtype=torch.int64)] = True
-        return DeviceCounts(in_output_V=torch.zeros(self.vocab_size, device=self.device), seen_V=seen_V.to(self.device))
+        return DeviceCounts(
+            in_output_V=torch.zeros(self.vocab_size, device=self.device), seen_V=upload(seen_V, self.device)
+        )
 
     def apply(
         self, logits_RV: torch.Tensor, *, num_output_R: torch.Tensor, counts: CountRows | None
