@@ -83,7 +83,7 @@ class SimulationSettings:
         for segment in self.segments:
             if not isinstance(segment, AcceptanceSegment):
                 raise TypeError(
-                    f"segments must hold AcceptanceSegment, not {type(segment).__name__}; name num_tokens and acceptance"
+                    f"segments must hold AcceptanceSegment, not {type(segment).__name__}; give tokens and acceptance"
                 )
         check_integer("gamma", self.gamma, low=1, high=_MOST_GAMMA, advice="plain decoding is a mode of its own")
         check_integer("max_lead", self.max_lead, low=1, high=_MOST_GAMMA, advice="8 is a good start")

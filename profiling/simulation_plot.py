@@ -1,0 +1,102 @@
+"""The plot of a simulated grid: where overlap pays, and how close a formula comes.
+
+Knows nothing of how the grid was run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models import MissingDependencyError
+from profiling.simulation_grid import PointResult
+from profiling.simulation_report import formula_speed_up
+from scheduler import RoundMode
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_CURVES = (0.6, 0.7, 0.8, 0.9)
+_GAMMAS = range(1, 9)
+_COLOUR_RANGE = (0.7, 1.3)
+
+
+def write_plot(results: Sequence[PointResult], path: Path) -> None:
+    """Write heat maps of pipelined over sequential, one a contention, and curves of speed-up.
+
+    Raises:
+        MissingDependencyError: if matplotlib is not installed.
+    """
+    figure = _new_figure()
+    extra_ratio = max(result.point.extra_ratio for result in results)
+    shown = [result for result in results if result.point.extra_ratio == extra_ratio]
+    contentions = sorted({result.point.contention for result in shown})
+    grid = figure.add_gridspec(2, 2 * len(contentions))
+    for column, contention in enumerate(contentions):
+        axes = figure.add_subplot(grid[0, 2 * column : 2 * column + 2])
+        _draw_map(axes, [result for result in shown if result.point.contention == contention], contention)
+    halves = (slice(0, len(contentions)), slice(len(contentions), 2 * len(contentions)))
+    for half, ratio in zip(halves, (0.0, extra_ratio), strict=True):
+        axes = figure.add_subplot(grid[1, half])
+        _draw_curves(axes, [result for result in results if result.point.extra_ratio == ratio], ratio)
+    figure.savefig(path, dpi=110)
+
+
+def _new_figure() -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            "plots need matplotlib; install it with: pip install 'slipstream[plot]', or leave out --out-dir"
+        ) from error
+    return Figure(figsize=(15, 9), layout="constrained")
+
+
+def _draw_map(axes: Axes, results: Sequence[PointResult], contention: float) -> None:
+    acceptances = sorted({result.point.acceptance for result in results})
+    ratios = sorted({result.point.draft_ratio for result in results})
+    gains = {(result.point.acceptance, result.point.draft_ratio): result.overlap_gain for result in results}
+    rows = [[gains[acceptance, ratio] for ratio in ratios] for acceptance in acceptances]
+    low, high = _COLOUR_RANGE
+    axes.imshow(rows, origin="lower", aspect="auto", cmap="RdYlGn", vmin=low, vmax=high)
+    for row, values in enumerate(rows):
+        for column, value in enumerate(values):
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios])
+    axes.set_yticks(range(len(acceptances)), [f"{acceptance:g}" for acceptance in acceptances])
+    axes.set_xlabel("draft step / verify")
+    axes.set_ylabel("acceptance")
+    axes.set_title(f"pipelined / sequential\nboth lanes x{contention:g} while both run", fontsize=10)
+
+
+def _draw_curves(axes: Axes, results: Sequence[PointResult], extra_ratio: float) -> None:
+    contention = min((result.point.contention for result in results), default=1.0)
+    for number, acceptance in enumerate(_CURVES):
+        curve = sorted(
+            (
+                result
+                for result in results
+                if (result.point.acceptance, result.point.contention) == (acceptance, contention)
+            ),
+            key=lambda result: result.point.draft_ratio,
+        )
+        ratios = [result.point.draft_ratio for result in curve]
+        colour = f"C{number}"
+        for mode, style in ((RoundMode.SEQUENTIAL, "o"), (RoundMode.PIPELINED, "^-")):
+            speed_ups = [result.speed_up(mode) for result in curve]
+            axes.plot(ratios, speed_ups, style, color=colour, label=f"{mode}, acceptance {acceptance:g}")
+        formula = [max(formula_speed_up(gamma, acceptance, ratio) for gamma in _GAMMAS) for ratio in ratios]
+        axes.plot(ratios, formula, "--", color=colour, linewidth=1)
+    axes.axhline(1.0, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("draft step / verify")
+    axes.set_ylabel("speed-up over plain decoding")
+    axes.set_title(
+        f"further tokens of a verify cost {extra_ratio:.1%} of the first, lanes x{contention:g}; dashed: "
+        "E(gamma, alpha) / (gamma c + 1)",
+        fontsize=10,
+    )
+    if results:
+        axes.legend(fontsize=7, ncols=2)
