@@ -182,7 +182,7 @@ class PlantedLanes:
         start_ms, end_ms = times_ms[0], times_ms[-1]
         token_ids = tuple(token_id for report in reports for token_id in report.token_ids)
         num_timed = len(token_ids) - len(reports[0].token_ids)
-        num_judged, num_right = _judged(reports)
+        num_judged, num_right = judged(reports)
         step_times_ms = self._planted.step_times_ms
         # The first round takes the prompt along.
         verify_ms = [entry.end_ms - entry.start_ms for entry in self._target_stream.entries if entry.label == "verify"]
@@ -206,7 +206,7 @@ class PlantedLanes:
         )
 
 
-def _judged(reports: Sequence[RoundReport]) -> tuple[int, int]:
+def judged(reports: Sequence[RoundReport]) -> tuple[int, int]:
     """Tokens compared with the target's own, and those equal to it; behind the first difference nothing is compared."""
     num_right = sum(report.num_accepted + (report.hit is True) for report in reports)
     num_wrong = sum(report.num_accepted < report.num_proposed or report.hit is False for report in reports)

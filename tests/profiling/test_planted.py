@@ -15,10 +15,10 @@ from models import Decoder, WeightKind, open_checkpoint
 from profiling import planted
 from profiling.planted import main
 from profiling.planted_draft import PlantedDraft, is_right, planted_ids, shallow_decoder
-from profiling.planted_lanes import Choice, PlantedLanes, PlantedPrompt, PlantedRun, PlantedSystem
+from profiling.planted_lanes import Choice, PlantedLanes, PlantedPrompt, PlantedRun, PlantedSystem, judged
 from profiling.planted_report import format_planted, summarise
 from profiling.recorded_stream import BusyShares, RecordedStream, busy_shares
-from scheduler import ThreadStream, TimelineEntry
+from scheduler import RoundReport, ThreadStream, TimelineEntry
 from tests.support.tiny_checkpoint import write_tiny_gguf
 
 PROMPT = tuple(range(3, 15))
@@ -127,6 +127,7 @@ async def test_no_run_profits_from_the_one_before(split_lanes: PlantedLanes) -> 
     prompt = planted_prompt(plain.token_ids, 1.0)
     runs = [await split_lanes.run(PlantedSystem.SEQUENTIAL, Choice(gamma=2), prompt, num_tokens=40) for _ in range(2)]
     assert [run.num_rounds for run in runs] == [14, 14]
+    assert [entry.label for entry in split_lanes._target_stream.entries].count("verify") == 14
     assert all(lane.num_held >= len(PROMPT) for lane in (split_lanes._target, split_lanes._draft))
     await split_lanes._reset(prompt)
     assert [lane.num_held for lane in (split_lanes._target, split_lanes._draft)] == [0, 0]
@@ -155,6 +156,19 @@ async def test_only_the_pipelined_system_has_both_lanes_busy(
         assert all(-1e-9 <= share <= 1 for share in shares)
         assert sum(shares) == pytest.approx(1)
         assert run.shares.target_only + run.shares.both > 0
+
+
+def test_a_token_is_judged_where_it_is_compared_with_the_targets_own() -> None:
+    """A wrong token hides those behind it, the guess among them; a wrong guess counts, no guess does not."""
+
+    def report(num_proposed: int, num_accepted: int, hit: bool | None) -> RoundReport:
+        return RoundReport(token_ids=(1,), num_proposed=num_proposed, num_accepted=num_accepted, hit=hit)
+
+    assert judged([report(4, 4, True)]) == (5, 5)
+    assert judged([report(4, 4, False)]) == (5, 4)
+    assert judged([report(4, 4, None)]) == (4, 4)
+    assert judged([report(4, 2, False)]) == (3, 2)
+    assert judged([report(4, 0, None), report(0, 0, None), report(2, 2, True)]) == (4, 3)
 
 
 async def test_too_few_tokens_to_time_are_refused(split_lanes: PlantedLanes) -> None:
