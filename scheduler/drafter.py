@@ -115,6 +115,8 @@ class Drafter:
         """Tell the chain of the verdict that was settled last, unless it knew as soon as it settled it."""
         if self._proposers and self._chain.learns_late:
             self._stream.launch(partial(self._chain.note, judgement), writes=self._buffers, label="note")
+            # Takes up the chain's error: it comes back with the next piece, and must not keep a request from beginning.
+            self._stream.record()
 
     def _piece(
         self,

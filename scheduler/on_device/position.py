@@ -38,7 +38,7 @@ class ChainPosition:
         """int64, one element; of the token to be drawn next."""
         self.tail_2 = torch.zeros(2, dtype=torch.int64, device=device)
         """int64; the two tokens before it."""
-        self._steps_2 = torch.tensor([2, 1], dtype=torch.int64).to(device)
+        self._steps_2 = upload_ids((2, 1), device)
         self._committed: DeviceCounts | None = None
         self.counts: DeviceCounts | None = None
         """Of text and chain; None where no penalty asks for them."""

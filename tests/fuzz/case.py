@@ -65,6 +65,13 @@ class Rule(StrEnum):
     REJECTION = "rejection"
 
 
+class Place(StrEnum):
+    """Where the values of a run live, by name."""
+
+    HOST = "host"
+    DEVICE = "device"
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedRequest:
     """A request before the rule is known."""
@@ -101,9 +108,11 @@ class Case:
     pattern: Pattern
     gamma: int
     lead: int
+    place: Place = Place.HOST
 
     def __str__(self) -> str:
-        return f"{self.seed}/{self.rule}/{self.pattern}/{self.gamma}/{self.lead}"
+        place = "" if self.place is Place.HOST else f"/{self.place}"
+        return f"{self.seed}/{self.rule}/{self.pattern}/{self.gamma}/{self.lead}{place}"
 
     @classmethod
     def parse(cls, text: str) -> Case:
@@ -113,11 +122,18 @@ class Case:
             ValueError: if the text is no case.
         """
         try:
-            seed, rule, pattern, gamma, lead = text.split("/")
-            case = cls(seed=int(seed), rule=Rule(rule), pattern=Pattern(pattern), gamma=int(gamma), lead=int(lead))
+            seed, rule, pattern, gamma, lead, *place = text.split("/")
+            case = cls(
+                seed=int(seed),
+                rule=Rule(rule),
+                pattern=Pattern(pattern),
+                gamma=int(gamma),
+                lead=int(lead),
+                place=Place("/".join(place) or Place.HOST),
+            )
         except ValueError as error:
             raise ValueError(
-                f"a case reads seed/rule/pattern/gamma/lead, as in 17/coupled/never/3/2: {error}"
+                f"a case reads seed/rule/pattern/gamma/lead, as in 17/coupled/never/3/2, and perhaps /device: {error}"
             ) from None
         if case.gamma not in GAMMAS or case.lead not in LEADS:
             raise ValueError(f"gamma and lead lie between 1 and 6, got {case.gamma} and {case.lead}")
@@ -150,7 +166,8 @@ class Case:
             num_awaited=draw.choice((0, 0, None, draw.randint(0, self.gamma))),
             num_verdict_slots=draw.choice((1, 2)),
             warmup_tokens=draw.choice((0, 0, 0, draw.randint(1, 4))),
-            with_ngram=draw.random() < 0.2,
+            # On the device a draft is a model.
+            with_ngram=draw.random() < 0.2 and self.place is Place.HOST,
             target_block=draw.choice((self.gamma + 1, 16)),
             draft_block=draw.choice((2, 4, 16, 16)),
             draft_capacity=draw.choice((_SMALL_CAPACITY, _CAPACITY, _CAPACITY, _CAPACITY)),
@@ -204,14 +221,18 @@ def _fate(draw: random.Random) -> Fate:
 
 
 def cases_of(seed: int, *, thin: int = 1) -> Iterator[Case]:
-    """Every combination of one seed, or every `thin`-th pair of gamma and lead: another seed has the others."""
+    """Every combination of one seed, or every `thin`-th pair of gamma and lead: another seed has the others.
+
+    Half of them run on the device; another seed has these on the host.
+    """
     for rule, pattern in itertools.product(Rule, Pattern):
         for index, (gamma, lead) in enumerate(itertools.product(GAMMAS, LEADS)):
             if (index + seed) % thin == 0:
-                yield Case(seed=seed, rule=rule, pattern=pattern, gamma=gamma, lead=lead)
+                place = (Place.HOST, Place.DEVICE)[(seed // thin + gamma + lead) % 2]
+                yield Case(seed=seed, rule=rule, pattern=pattern, gamma=gamma, lead=lead, place=place)
 
 
-def scattered_cases() -> Iterator[Case]:
+def scattered_cases(place: Place = Place.HOST) -> Iterator[Case]:
     """One case for each seed from 0 on, its combination drawn from the seed."""
     for seed in itertools.count():
         draw = random.Random(f"combination {seed}")
@@ -221,12 +242,13 @@ def scattered_cases() -> Iterator[Case]:
             pattern=draw.choice(tuple(Pattern)),
             gamma=draw.choice(GAMMAS),
             lead=draw.choice(LEADS),
+            place=place,
         )
 
 
-def telling_cases() -> Iterator[Case]:
+def telling_cases(place: Place = Place.HOST) -> Iterator[Case]:
     """Cases whose law shows a faulty rule soonest: one sampled request each, and nothing in the way of a guess."""
-    for scattered in scattered_cases():
+    for scattered in scattered_cases(place):
         (first, *others) = planned_requests(scattered.seed).requests
         case = dataclasses.replace(scattered, rule=Rule.REJECTION, pattern=Pattern.RANDOM, gamma=1 + scattered.seed % 2)
         setup = case.setup()

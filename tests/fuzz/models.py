@@ -7,12 +7,14 @@ Shape suffixes: T tokens of a call, R logit rows, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import cache, lru_cache
 
 import torch
 
+from tests.support.positioned_table import PositionedTableModel
 from tests.support.table_model import TableCache, TableModel
 
 VOCAB = 5
@@ -63,6 +65,32 @@ class PatternModel(TableModel):
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
 
 
+class PositionedPatternModel(PositionedTableModel):
+    """A `PatternModel`, row for row, whose calls can be enqueued on a device."""
+
+    def __init__(self, pattern: Pattern | None = None, *, max_block: int = 16) -> None:
+        super().__init__(
+            vocab_size=VOCAB, order=_ORDER, seed=_TARGET_SEED, max_block=max_block, name=str(pattern or "target")
+        )
+        self._pattern = pattern
+        self._rows = _all_rows(pattern)
+
+    def logits_after(self, token_ids: Sequence[int]) -> torch.Tensor:
+        return row_after(self._pattern, len(token_ids), tuple(token_ids[-_ORDER:]))
+
+    def rows_after(self, rows: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor:
+        """As `row_after`, looked up in a table of all contexts: a token before the first one counts as `VOCAB`."""
+        index_R = (positions_R + 1) % 2
+        for distance in reversed(range(_ORDER)):
+            earlier_R = positions_R - distance
+            token_ids_R = torch.where(earlier_R >= 0, rows.index_select(0, earlier_R.clamp(min=0)), VOCAB)
+            index_R = index_R * (VOCAB + 1) + token_ids_R
+        return self._rows.index_select(0, index_R)
+
+    def failure(self) -> Exception:
+        return PlantedError(f"planted failure in {self.name}")
+
+
 class PlantedError(Exception):
     """What a model raises that is to fail."""
 
@@ -87,6 +115,18 @@ def _row(pattern: Pattern | None, parity: int, context: tuple[int, ...]) -> torc
     wrong_V = torch.full((VOCAB,), float("-inf"))
     wrong_V[IMPOSSIBLE_ID] = 0.0
     return wrong_V
+
+
+@cache
+def _all_rows(pattern: Pattern | None) -> torch.Tensor:
+    """float32: the row of each parity and each context of three tokens; those of no context are never asked for."""
+    rows = []
+    for parity in range(2):
+        for context in itertools.product(range(VOCAB + 1), repeat=_ORDER):
+            known = tuple(itertools.dropwhile(lambda token_id: token_id == VOCAB, context))
+            is_context = known and VOCAB not in known
+            rows.append(_row(pattern, parity, known) if is_context else torch.full((VOCAB,), float("nan")))
+    return torch.stack(rows)
 
 
 @lru_cache(maxsize=2)

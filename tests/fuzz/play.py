@@ -17,8 +17,10 @@ import torch
 
 from scheduler import (
     DecodeRequest,
+    DeviceResidency,
     FixedGamma,
     Lane,
+    Leads,
     ModelProposer,
     PipelinedLoop,
     Proposal,
@@ -28,9 +30,12 @@ from scheduler import (
     TokenHistory,
     VirtualDevice,
 )
+from scheduler.gamma import IN_TURN
+from scheduler.on_device.chain import DeviceChain
+from scheduler.on_device.target import DeviceJudgement
 from scheduler.streams.virtual import VirtualLaunch, VirtualStream
-from tests.fuzz.case import NUM_LAW_TOKENS, Case, Fate, FateKind, Rule, Setup, planned_requests
-from tests.fuzz.models import IMPOSSIBLE_ID, Pattern, PatternModel, PlantedError
+from tests.fuzz.case import NUM_LAW_TOKENS, Case, Fate, FateKind, Place, Rule, Setup, planned_requests
+from tests.fuzz.models import IMPOSSIBLE_ID, Pattern, PatternModel, PlantedError, PositionedPatternModel
 from tests.support.loops import Output, ngram_proposer, one_token_decoding
 from tests.support.sequential_cases import check_reports
 
@@ -76,8 +81,8 @@ class WatchedProposer(ModelProposer):
         """At each verdict on this source's tokens: drafted tokens that it did not judge."""
         self._chain_length = 0
 
-    def begin(self, history: TokenHistory) -> None:
-        super().begin(history)
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
+        super().begin(history, leads)
         self._chain_length = 0
         self.leads.clear()
 
@@ -97,6 +102,36 @@ class WatchedProposer(ModelProposer):
         self._chain_length -= num_proposed
 
 
+class DeviceWatch(WatchedProposer):
+    """The same where a chain stays on the device, which asks its source for no tokens."""
+
+    _model: PositionedPatternModel
+
+    @property
+    def num_drafted(self) -> int:
+        """Each call at given positions draws a token."""
+        return self._model.num_steps
+
+    @num_drafted.setter
+    def num_drafted(self, value: int) -> None:
+        """Nobody else counts."""
+
+    def observe(self, num_proposed: int, num_accepted: int) -> None:
+        ModelProposer.observe(self, num_proposed, num_accepted)
+
+    def watch(self, chain: DeviceChain, model: PositionedPatternModel) -> None:
+        """Note leads as the chain settles them, and drafted tokens as the model draws them."""
+        self._model = model
+        settle = chain.settle
+
+        def watched(judged: DeviceJudgement) -> None:
+            if judged.proposal:
+                self.leads.append(chain._extent.num_unjudged - len(judged.proposal))
+            settle(judged)
+
+        chain.settle = watched  # type: ignore[method-assign]  # a test may look on
+
+
 class Run:
     """One case on one device."""
 
@@ -107,11 +142,13 @@ class Run:
         device = VirtualDevice(case.seed)
         self.target_stream = WatchedStream(device.stream("target"))
         self.draft_stream = WatchedStream(device.stream("draft"))
-        self.target_model = PatternModel(max_block=self.setup.target_block)
-        self.draft_model = PatternModel(case.pattern, max_block=self.setup.draft_block)
+        on_device = case.place is Place.DEVICE
+        new_model = PositionedPatternModel if on_device else PatternModel
+        self.target_model = new_model(max_block=self.setup.target_block)
+        self.draft_model = new_model(case.pattern, max_block=self.setup.draft_block)
         self.target = Lane("target", self.target_model, self.target_stream, capacity=_CAPACITY)
         self.draft = Lane("draft", self.draft_model, self.draft_stream, capacity=self.setup.draft_capacity)
-        self.proposer = WatchedProposer(self.draft, case.gamma)
+        self.proposer = (DeviceWatch if on_device else WatchedProposer)(self.draft, case.gamma)
         proposers: list[Proposer] = [self.proposer]
         if self.setup.with_ngram:
             proposers.insert(0, ngram_proposer(case.gamma)(self.draft_stream))
@@ -124,7 +161,10 @@ class Run:
             num_awaited=self.setup.num_awaited,
             num_verdict_slots=self.setup.num_verdict_slots,
             warmup_tokens=self.setup.warmup_tokens,
+            residency=DeviceResidency() if on_device else None,
         )
+        if isinstance(self.proposer, DeviceWatch) and isinstance(self.draft_model, PositionedPatternModel):
+            self.proposer.watch(self.loop._drafter._chain, self.draft_model)
 
     def play(self) -> Played:
         """Serve every request, check all that must hold.

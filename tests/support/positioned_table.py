@@ -40,6 +40,9 @@ class PositionedCache:
 class PositionedTableModel(TableModel):
     """A `TableModel`, row for row, whose calls can be enqueued."""
 
+    num_steps = 0
+    """Calls at given positions so far."""
+
     def new_cache(self, capacity: int) -> PositionedCache:
         return PositionedCache(capacity)
 
@@ -66,6 +69,7 @@ class PositionedTableModel(TableModel):
     ) -> torch.Tensor:
         if not 1 <= key_length <= cache.capacity:
             raise ValueError(f"key_length must lie in [1, {cache.capacity}], got {key_length}")
+        self.num_steps += 1
         # A row past the bound is one that a real model would not have seen.
         bounded_T = torch.where(positions_T < key_length, positions_T, cache.capacity)
         return self._run(token_ids_T, bounded_T, cache, num_logits)
