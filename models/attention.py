@@ -121,12 +121,12 @@ def attend(
     """Attention of a whole block.
 
     Args:
-        queries_TGKD: rotated queries, float32; the inner order K, D is contiguous.
+        queries_TGKD: rotated queries; the inner order K, D is contiguous. They are rounded to the cache's dtype.
         keys_values_by_length: keys_1KSD and values_1KSD for each key length among the windows.
         windows: from `plan_windows`, for this block's position and width.
 
     Returns:
-        attended_TH, the concatenated heads in the order (group, kv head, feature), contiguous.
+        attended_TH, the concatenated heads in the order (group, kv head, feature), contiguous, in the cache's dtype.
     """
     num_tokens = queries_TGKD.shape[0]
     kept = []
@@ -145,8 +145,9 @@ def _attend_window(
     queries_TGKD: torch.Tensor, keys_values: tuple[torch.Tensor, torch.Tensor], window: AttentionWindow
 ) -> torch.Tensor:
     num_tokens, group_size, num_kv_heads, head_dim = queries_TGKD.shape
-    queries_1KND = queries_TGKD.reshape(1, num_tokens * group_size, num_kv_heads, head_dim).transpose(1, 2)
     keys_1KSD, values_1KSD = keys_values
+    queries_1NKD = queries_TGKD.to(keys_1KSD.dtype).reshape(1, num_tokens * group_size, num_kv_heads, head_dim)
+    queries_1KND = queries_1NKD.transpose(1, 2)
     attended_1KND = F.scaled_dot_product_attention(queries_1KND, keys_1KSD, values_1KSD, attn_mask=window.mask_NS)
     # The kernel writes rows outermost, so this is a view: heads come out in the order (group, kv head).
     return attended_1KND.transpose(1, 2).reshape(num_tokens, group_size * num_kv_heads * head_dim)
@@ -158,8 +159,10 @@ def probe_window_widths(
     group_size: int,
     head_dim: int,
     device: torch.device,
+    dtype: torch.dtype,
     generator: torch.Generator,
-    thread_counts: Sequence[int] = (),
+    must_agree: bool,
+    thread_counts: Sequence[int],
 ) -> ProbedWidths:
     """Find the numbers of tokens per attention call that agree to the bit here."""
     num_tokens = max(WINDOW_CANDIDATES)
@@ -172,6 +175,7 @@ def probe_window_widths(
         head_dim=head_dim,
         spare_positions=0,
         device=device,
+        dtype=dtype,
     )
     keys_values_S2KD = cache.rows(0, cache.num_positions)[0]
     keys_values_S2KD.copy_(torch.randn(keys_values_S2KD.shape, generator=generator))
@@ -187,6 +191,7 @@ def probe_window_widths(
                 sliding_window=None,
                 widths=ExactWidths((width,)),
                 device=device,
+                dtype=dtype,
             )
             views = {window.key_length: cache.keys_and_values(window.key_length)[0] for window in windows}
             if windows:
@@ -196,4 +201,6 @@ def probe_window_widths(
     def rows_at_width(width: int) -> list[torch.Tensor]:
         return [rows(width, split) for split in places_to_probe(width)]
 
-    return probe_exact_widths(WINDOW_CANDIDATES, rows_at_width, num_rows_needed=16, thread_counts=thread_counts)
+    return probe_exact_widths(
+        WINDOW_CANDIDATES, rows_at_width, num_rows_needed=16, must_agree=must_agree, thread_counts=thread_counts
+    )

@@ -25,6 +25,9 @@ ROWS_THAT_DOUBLE_COST = 16
 DEAREST_COMMON_CLASS = 1.1
 """What widths that agree under several thread counts may cost, in units of the best that agree under one."""
 
+DEAREST_EXACT_CLASS = 2.0
+"""Where rows need not agree: what agreeing widths may cost, in units of always padding to one width."""
+
 RowsAtWidth = Callable[[int], Sequence[torch.Tensor]]
 """Computes one and the same set of rows, once or several times at other places, in calls of the given width."""
 
@@ -119,7 +122,9 @@ class WidthDigests:
 
 
 def _digest(rows: torch.Tensor) -> bytes:
-    return hashlib.blake2b(rows.detach().cpu().contiguous().numpy().tobytes(), digest_size=16).digest()
+    # As bytes: numpy has no bfloat16.
+    bits = rows.detach().cpu().contiguous().view(torch.uint8)
+    return hashlib.blake2b(bits.numpy().tobytes(), digest_size=16).digest()
 
 
 class NoExactWidthsError(RuntimeError):
@@ -154,6 +159,8 @@ class ProbedWidths:
     widths: ExactWidths
     thread_counts: tuple[int, ...]
     """The numbers of threads under which rows at `widths` have the same bits."""
+    exact: bool
+    """Whether a row's bits depend neither on the width nor on its place in the call."""
 
 
 def probe_exact_widths(
@@ -161,6 +168,7 @@ def probe_exact_widths(
     rows_at_width: RowsAtWidth,
     num_rows_needed: int,
     *,
+    must_agree: bool = True,
     thread_counts: Sequence[int] = (),
 ) -> ProbedWidths:
     """Compute the same rows at every width, and keep the best class of widths that agree to the bit.
@@ -169,21 +177,30 @@ def probe_exact_widths(
         widths: candidates.
         rows_at_width: what to compute.
         num_rows_needed: rows of a usual block.
+        must_agree: if not, and no class costs less than `DEAREST_EXACT_CLASS` times as much as padding every call to
+            one width, the widest candidate up to `num_rows_needed`, that one is taken, although a row's place in the
+            call may show in its last bits. A CUDA device's kernels owe nobody a class.
         thread_counts: numbers of threads, this thread's present one among them, under which the rows shall agree as
             well; none stands for the present one alone. Where no class does, or only one that costs more than
             `DEAREST_COMMON_CLASS` times the best one of the present count, that one is taken.
 
     Raises:
-        NoExactWidthsError: if no width repeats its own bits.
+        NoExactWidthsError: if rows must agree and no width repeats its own bits.
     """
     present = (torch.get_num_threads(),)
     counts = tuple(thread_counts) or present
     digests = WidthDigests.compute(widths, rows_at_width, counts)
-    alone = choose_widths(digests.classes(present), num_rows_needed)
+    classes = digests.classes(present)
+    if not must_agree:
+        padded = ExactWidths((max(width for width in digests.by_width if width <= num_rows_needed),))
+        limit = DEAREST_EXACT_CLASS * _usual_cost(padded, num_rows_needed)
+        if all(_usual_cost(ExactWidths(members), num_rows_needed) > limit for members in classes):
+            return ProbedWidths(widths=padded, thread_counts=counts, exact=False)
+    alone = choose_widths(classes, num_rows_needed)
     common_classes = digests.classes(counts)
     if common_classes:
         common = choose_widths(common_classes, num_rows_needed)
         limit = DEAREST_COMMON_CLASS * _usual_cost(alone, num_rows_needed)
         if _usual_cost(common, num_rows_needed) <= limit:
-            return ProbedWidths(widths=common, thread_counts=counts)
-    return ProbedWidths(widths=alone, thread_counts=present)
+            return ProbedWidths(widths=common, thread_counts=counts, exact=True)
+    return ProbedWidths(widths=alone, thread_counts=present, exact=True)

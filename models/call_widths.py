@@ -9,7 +9,7 @@ Shape suffixes: T tokens, R rows, E hidden width.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +41,8 @@ class CallWidths:
     """Tokens per attention call inside a pass."""
     head: ExactWidths
     """Rows per call of the output head."""
+    exact: bool
+    """Whether a row's bits do not depend on its place either; if not, calls have one width and last bits may differ."""
     thread_counts: tuple[int, ...]
     """Numbers of intra-op threads under which the rows have the same bits."""
 
@@ -48,22 +50,26 @@ class CallWidths:
 def probe_call_widths(
     config: ModelConfig,
     *,
-    device: torch.device,
     max_block: int,
     cache: KeyValueCache,
     run_layers: RunLayers,
     run_head: RunHead,
+    narrowest: int,
+    must_agree: bool,
     thread_counts: tuple[int, ...],
 ) -> CallWidths:
     """Run a decoder's parts at many widths and places, and under each of `thread_counts`.
 
     Args:
         config: the decoder's shape.
-        device: where it lies.
         max_block: its widest call.
         cache: an empty one for at least the widest of `WIDE_WIDTHS` tokens; its rows are written, its length is not.
         run_layers: one layer is enough, as all have the same shapes and so run the same kernels.
         run_head: the output head.
+        narrowest: the narrowest width that layers and head may be called at. Above 1 where sums are rounded to half
+            precision: a single row has a kernel of its own nearly everywhere, and the rounding may hide that from a
+            probe's few rows.
+        must_agree: whether rows have to agree to the bit, whatever that costs; see `block_width.probe_exact_widths`.
         thread_counts: ascending, this thread's present one among them.
     """
     generator = torch.Generator().manual_seed(0)
@@ -72,35 +78,48 @@ def probe_call_widths(
         num_kv_heads=config.num_kv_heads,
         group_size=config.num_heads // config.num_kv_heads,
         head_dim=config.head_dim,
-        device=device,
+        device=cache.device,
+        dtype=cache.dtype,
         generator=generator,
+        must_agree=must_agree,
         thread_counts=thread_counts,
     )
-    hidden_1E = torch.randn(1, config.hidden_size, generator=generator).to(device)
-    head = _probe_head(run_head, hidden_1E, attention.thread_counts)
-    ids_T = torch.randint(config.vocab_size, (max(WIDE_WIDTHS),), generator=generator).to(device)
+    hidden_1E = torch.randn(1, config.hidden_size, generator=generator).to(cache.device)
+    head = _probe_head(run_head, hidden_1E, narrowest, must_agree, attention.thread_counts)
+    ids_T = torch.randint(config.vocab_size, (max(WIDE_WIDTHS),), generator=generator).to(cache.device)
 
     def run(token_ids_T: torch.Tensor, position: int) -> torch.Tensor:
         return run_layers(token_ids_T, cache, position, attention.widths)
 
-    layers = _probe_layers(run, ids_T, max_block, head.thread_counts)
+    narrow = range(narrowest, max(narrowest, min(VERIFY_BLOCK, max_block)) + 1)
+    wide = [width for width in WIDE_WIDTHS if width <= max_block]
+    layers = _probe_layers(run, ids_T, narrow, wide, must_agree, head.thread_counts)
     return CallWidths(
-        layers=layers.widths, attention=attention.widths, head=head.widths, thread_counts=layers.thread_counts
+        layers=layers.widths,
+        attention=attention.widths,
+        head=head.widths,
+        exact=layers.exact and attention.exact and head.exact,
+        thread_counts=layers.thread_counts,
     )
 
 
-def _probe_head(run_head: RunHead, hidden_1E: torch.Tensor, thread_counts: tuple[int, ...]) -> ProbedWidths:
+def _probe_head(
+    run_head: RunHead, hidden_1E: torch.Tensor, narrowest: int, must_agree: bool, thread_counts: tuple[int, ...]
+) -> ProbedWidths:
     def rows_at_width(width: int) -> list[torch.Tensor]:
         # The same row at every place of one call: cheap, where a head is as large as many layers.
         return list(run_head(hidden_1E.repeat(width, 1), ExactWidths((width,))))
 
-    return probe_exact_widths(range(1, VERIFY_BLOCK + 1), rows_at_width, VERIFY_BLOCK, thread_counts=thread_counts)
+    widths = range(narrowest, VERIFY_BLOCK + 1)
+    return probe_exact_widths(widths, rows_at_width, VERIFY_BLOCK, must_agree=must_agree, thread_counts=thread_counts)
 
 
 def _probe_layers(
     run: Callable[[torch.Tensor, int], torch.Tensor],
     ids_T: torch.Tensor,
-    max_block: int,
+    narrow: Sequence[int],
+    wide: Sequence[int],
+    must_agree: bool,
     thread_counts: tuple[int, ...],
 ) -> ProbedWidths:
     def hidden_rows(width: int, first: int, stop: int, split: int) -> torch.Tensor:
@@ -121,8 +140,7 @@ def _probe_layers(
     def rows_at_width(width: int) -> list[torch.Tensor]:
         return [hidden_rows(width, first, stop, split) for split in places_to_probe(width)]
 
-    narrow = range(1, min(VERIFY_BLOCK, max_block) + 1)
-    chosen = probe_exact_widths(narrow, rows_at_width, VERIFY_BLOCK, thread_counts=thread_counts)
+    chosen = probe_exact_widths(narrow, rows_at_width, VERIFY_BLOCK, must_agree=must_agree, thread_counts=thread_counts)
     whole = ids_T.shape[0]
     reference_TE = hidden_rows(chosen.widths.widest, 0, whole, 0)
 
@@ -130,6 +148,5 @@ def _probe_layers(
         with intra_op_threads(thread_count):
             return torch.equal(hidden_rows(width, 0, whole, 0), reference_TE)
 
-    wide = [width for width in WIDE_WIDTHS if width <= max_block]
     agreeing = [width for width in wide if all(agrees(width, count) for count in chosen.thread_counts)]
     return dataclasses.replace(chosen, widths=ExactWidths((*chosen.widths.widths, *agreeing)))

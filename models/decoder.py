@@ -14,6 +14,7 @@ features, G queries a group, K key/value heads, D head dimension, S cache positi
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -38,6 +39,8 @@ _SHARED_OUT = 32768
 
 PROBED_LAYERS = 1
 """All layers have the same shapes, so they run the same kernels."""
+
+_logger = logging.getLogger("slipstream")
 
 
 class Decoder:
@@ -91,10 +94,10 @@ class Decoder:
 
         Args:
             checkpoint: anything with `name`, `config`, `tensor(name)` and `has(name)`.
-            weights: one kind for all matrices, a kind for each, or None for the device's default: float16 where
-                the CPU has FBGEMM (x86-64), float32 elsewhere.
+            weights: one kind for all matrices, a kind for each, or None for the device's default: bfloat16 on CUDA,
+                float16 where the CPU has FBGEMM (x86-64), float32 elsewhere.
             max_block: most tokens one `forward` call shall take.
-            device: float16 and int8 weights need the CPU.
+            device: where to run; int8 weights need an x86-64 CPU.
             input_scales: see `decoder_weights.load_weights`.
             thread_counts: numbers of intra-op threads that calls will be made with, beside this thread's present
                 one; see `probe`.
@@ -191,6 +194,7 @@ class Decoder:
             head_dim=config.head_dim,
             spare_positions=max(WIDE_WIDTHS),
             device=self._device,
+            dtype=self._weights.key_value_dtype,
         )
         self._rotary.reserve(cache.num_positions)
         return cache
@@ -210,6 +214,7 @@ class Decoder:
         Raises:
             ValueError: if T is 0, above `max_block`, does not fit into the cache, or `cache` is not this model's.
             IndexError: if a token id is not within 0 and `vocab_size` - 1; the cache's length is as it was.
+                A CUDA device cannot say so: it fails for good at its next synchronisation.
         """
         cache = self._check_call(token_ids_T, cache, num_logits)
         num_tokens = token_ids_T.shape[0]
@@ -354,25 +359,37 @@ class Decoder:
             place = self._place_along(cache, position, token_ids_T.shape[0], attention_widths)
             return self._run_layers(token_ids_T, place, PROBED_LAYERS)
 
-        return probe_call_widths(
+        on_cpu, counts = self._device.type == "cpu", with_present_count(thread_counts)
+        found = probe_call_widths(
             self.config,
-            device=self._device,
             max_block=self._max_block,
             cache=self.new_cache(max(WIDE_WIDTHS)),
             run_layers=run_first_layers,
             run_head=self._logits,
-            thread_counts=with_present_count(thread_counts),
+            narrowest=2 if self._weights.rounds_products else 1,
+            must_agree=on_cpu,
+            thread_counts=counts if on_cpu else with_present_count(()),
         )
+        if not found.exact:
+            _logger.warning(
+                "%s: on %s a row's last bits depend on its place in a call; where two logits all but tie, "
+                "text may differ between decoding with and without proposals",
+                self._name,
+                self._device,
+            )
+        # Elsewhere the host's threads compute nothing, whatever their number.
+        return found if on_cpu else dataclasses.replace(found, thread_counts=counts)
 
 
 def _silu(gate_TF: torch.Tensor) -> torch.Tensor:
     """SiLU in pieces that torch gives to one thread each.
 
     A larger piece is shared out in the middle of rows, and where a share ends, the elements that do not fill a vector
-    are computed by other code with other last bits: a row would depend on the rows beside it.
+    are computed by other code with other last bits: a row would depend on the rows beside it. Other devices have no
+    such shares, and every piece would cost them a launch.
     """
     num_rows = max(1, (_SHARED_OUT - 1) // gate_TF.shape[1])
-    if gate_TF.shape[0] <= num_rows:
+    if gate_TF.device.type != "cpu" or gate_TF.shape[0] <= num_rows:
         return F.silu(gate_TF)
     return torch.cat([F.silu(piece) for piece in torch.split(gate_TF, num_rows)])
 

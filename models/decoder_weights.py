@@ -22,7 +22,16 @@ from typing import Protocol
 import torch
 
 from models.config import ModelConfig
-from models.linear import Float32Linear, MatrixKinds, PackedLinear, WeightKind, fits_float16, pack_linear
+from models.linear import (
+    Float32Linear,
+    HalfLinear,
+    MatrixKinds,
+    PackedLinear,
+    WeightKind,
+    fits_float16,
+    half_dtype,
+    pack_linear,
+)
 
 
 class TensorSource(Protocol):
@@ -76,18 +85,35 @@ class DecoderWeights:
     """All of a decoder."""
 
     embedding_VE: torch.Tensor
-    """Float16 or float32; rows are widened when they are looked up."""
+    """Rows are widened to float32 when they are looked up."""
     layers: tuple[LayerWeights, ...]
     final_norm_E: torch.Tensor
     head: PackedLinear
+    key_value_dtype: torch.dtype = torch.float32
+    """What keys and values are cached in; see `key_value_dtype`."""
+
+    @property
+    def rounds_products(self) -> bool:
+        """Whether any matrix rounds its sums to half precision."""
+        matrices = [
+            self.head,
+            *(m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+        ]
+        return any(isinstance(matrix, HalfLinear) for matrix in matrices)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights; a float32 head that is the embedding itself counts once."""
-        shared = isinstance(self.head, Float32Linear) and self.head.shares_memory_with(self.embedding_VE)
+        """Bytes of all weights; a head that is the embedding itself counts once."""
+        shared = isinstance(self.head, Float32Linear | HalfLinear) and self.head.shares_memory_with(self.embedding_VE)
         head_bytes = 0 if shared else self.head.num_bytes
         layer_bytes = sum(layer.num_bytes for layer in self.layers)
         return self.embedding_VE.nbytes + layer_bytes + self.final_norm_E.nbytes + head_bytes
+
+
+def key_value_dtype(kinds: MatrixKinds) -> torch.dtype:
+    """Bfloat16 where the matrices before and after attention are: the one has rounded to it, the other will."""
+    kept_short = kinds.qkv is WeightKind.BFLOAT16 and kinds.output is WeightKind.BFLOAT16
+    return torch.bfloat16 if kept_short else torch.float32
 
 
 def load_weights(
@@ -120,7 +146,16 @@ def load_weights(
         embedding_VE, head = embedding.result()
     loader.check_all_scales_used()
     final_norm_E = loader.norm("model.norm.weight", config.hidden_size, loader.head_scale)
-    return DecoderWeights(embedding_VE=embedding_VE, layers=layers, final_norm_E=final_norm_E, head=head)
+    if device.type == "cuda":
+        # The pool's threads worked on their own default streams, behind which no later stream waits.
+        torch.cuda.synchronize(device)
+    return DecoderWeights(
+        embedding_VE=embedding_VE,
+        layers=layers,
+        final_norm_E=final_norm_E,
+        head=head,
+        key_value_dtype=key_value_dtype(kinds),
+    )
 
 
 class _LayerLoader:
@@ -154,11 +189,18 @@ class _LayerLoader:
         return weight_E if scale is None else weight_E / scale
 
     def embedding_and_head(self) -> tuple[torch.Tensor, PackedLinear]:
+        kind = self._kinds.head
         embedding_VE = self._float("model.embed_tokens.weight")
-        head_VE = embedding_VE if self._config.tie_embeddings else self._float("lm_head.weight")
-        head = pack_linear(head_VE, None, self._kinds.head, input_scale_I=self.head_scale)
-        compact = self._kinds.head is not WeightKind.FLOAT32 and fits_float16(embedding_VE)
-        return embedding_VE.half() if compact else embedding_VE, head
+        compact_VE = embedding_VE
+        if kind is WeightKind.BFLOAT16:
+            compact_VE = embedding_VE.to(torch.bfloat16)
+        elif kind is not WeightKind.FLOAT32 and fits_float16(embedding_VE):
+            compact_VE = embedding_VE.half()
+        if not self._config.tie_embeddings:
+            head_VE = self._float("lm_head.weight")
+        else:
+            head_VE = compact_VE if compact_VE.dtype == half_dtype(kind, self._device) else embedding_VE
+        return compact_VE, pack_linear(head_VE, None, kind, input_scale_I=self.head_scale)
 
     def layer(self, index: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{index}."

@@ -17,13 +17,17 @@ import torch.nn.functional as F
 from models.int8_linear import Int8Linear
 
 FLOAT16_MAX = 65504.0
+_BEYOND_FLOAT16 = f"a weight is not finite or above float16's {FLOAT16_MAX}; use float32"
 
 
 class WeightKind(Enum):
     """How a matrix is kept and multiplied; activations are float32 outside it, always."""
 
     FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    """Both operands in bfloat16: what CUDA devices are made for, slow on most CPUs."""
     FLOAT16 = "float16"
+    """On an x86-64 CPU a float16 weight times float32 rows, on CUDA both operands in float16."""
     INT8 = "int8"
     """Raises perplexity by 0.5 to 1.1 per cent over float32's on three kinds of text: SmolLM2-135M-Instruct on a CPU
     with VNNI, outliers balanced as `models.loading` does (`docs/measurements/2026-11-30-fidelity-cpu.json`). With the
@@ -32,12 +36,31 @@ class WeightKind(Enum):
 
 
 def has_packed_kinds(device: torch.device) -> bool:
-    """Whether float16 and int8 matrices can be multiplied there: FBGEMM's kernels exist for x86-64 CPUs."""
+    """Whether FBGEMM's float16 and int8 kernels exist there, as they do for x86-64 CPUs."""
     return device.type == "cpu" and "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def half_dtype(kind: WeightKind, device: torch.device) -> torch.dtype | None:
+    """What both operands of a product are rounded to there; None where `kind` multiplies otherwise."""
+    if kind is WeightKind.BFLOAT16:
+        return torch.bfloat16
+    return torch.float16 if kind is WeightKind.FLOAT16 and device.type == "cuda" else None
+
+
+def refuse_unless_supported(kind: WeightKind, device: torch.device) -> None:
+    """Raise ValueError, naming a way out, where matrices of `kind` cannot be multiplied on `device`."""
+    if kind is WeightKind.FLOAT32 or half_dtype(kind, device) is not None or has_packed_kinds(device):
+        return
+    place = "an x86-64 CPU" if kind is WeightKind.INT8 else "an x86-64 CPU or CUDA"
+    raise ValueError(
+        f"weights={kind.value} needs {place}, got device {device}; use {default_weight_kind(device).value} there"
+    )
 
 
 def default_weight_kind(device: torch.device) -> WeightKind:
     """The fastest kind that loses nothing to speak of."""
+    if device.type == "cuda":
+        return WeightKind.BFLOAT16
     return WeightKind.FLOAT16 if has_packed_kinds(device) else WeightKind.FLOAT32
 
 
@@ -96,6 +119,31 @@ class Float32Linear:
         return F.linear(x_TI, self._weight_OI, self._bias_O)
 
 
+class HalfLinear:
+    """The product of operands rounded to bfloat16 or float16, and its result widened to float32.
+
+    The bias is kept in the weight's dtype too, so that one kernel adds it.
+    """
+
+    def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
+        """Keep `weight_OI` as it is; its dtype is the operands'."""
+        self._weight_OI = weight_OI
+        self._bias_O = None if bias_O is None else bias_O.to(weight_OI.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weight and bias."""
+        return self._weight_OI.nbytes + (0 if self._bias_O is None else self._bias_O.nbytes)
+
+    def shares_memory_with(self, tensor: torch.Tensor) -> bool:
+        """Whether the weight is `tensor` itself, as a tied head is its embedding."""
+        return self._weight_OI.data_ptr() == tensor.data_ptr()
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        """Multiply rows of any float dtype; the result is float32."""
+        return F.linear(x_TI.to(self._weight_OI.dtype), self._weight_OI, self._bias_O).float()
+
+
 def fits_float16(tensor: torch.Tensor) -> bool:
     """Whether all values are finite and within the range of float16."""
     smallest, largest = tensor.aminmax()
@@ -107,7 +155,7 @@ class Float16Linear:
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         if not fits_float16(weight_OI):
-            raise ValueError(f"a weight is not finite or above float16's {FLOAT16_MAX}; use float32")
+            raise ValueError(_BEYOND_FLOAT16)
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI, bias_O)
         self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
         self._num_bytes = 2 * weight_OI.numel() + (0 if bias_O is None else bias_O.nbytes)
@@ -135,7 +183,7 @@ def pack_linear(
     Args:
         weight_OI: the matrix, on the device that will multiply it.
         bias_O: added to each row, or None.
-        kind: how to keep it; float16 and int8 exist on the CPU only.
+        kind: how to keep it; int8 exists on the CPU only.
         input_scale_I: what the caller has divided each input feature by; the weight takes it up,
             so that the product stays the same (SmoothQuant, https://arxiv.org/abs/2211.10438).
 
@@ -145,14 +193,19 @@ def pack_linear(
     """
     if weight_OI.dim() != 2:
         raise ValueError(f"weight_OI must have 2 dimensions, got shape {tuple(weight_OI.shape)}")
-    if kind is not WeightKind.FLOAT32 and not has_packed_kinds(weight_OI.device):
-        raise ValueError(f"weights={kind.value} needs an x86-64 CPU, got device {weight_OI.device}; use float32")
-    weight_OI = weight_OI.float().contiguous()
-    bias_O = None if bias_O is None else bias_O.float().contiguous()
+    refuse_unless_supported(kind, weight_OI.device)
     if input_scale_I is not None:
         if input_scale_I.shape != weight_OI.shape[1:]:
             raise ValueError(f"input_scale_I must have shape ({weight_OI.shape[1]},), got {tuple(input_scale_I.shape)}")
-        weight_OI = weight_OI * input_scale_I.float()
+        weight_OI = weight_OI.float() * input_scale_I.float()
+    dtype = half_dtype(kind, weight_OI.device)
+    if dtype is not None:
+        if dtype is torch.float16 and not fits_float16(weight_OI):
+            raise ValueError(_BEYOND_FLOAT16)
+        # No copy of what has this dtype already: a tied head stays its embedding.
+        return HalfLinear(weight_OI.to(dtype).contiguous(), bias_O)
+    weight_OI = weight_OI.float().contiguous()
+    bias_O = None if bias_O is None else bias_O.float().contiguous()
     if kind is WeightKind.FLOAT32:
         return Float32Linear(weight_OI, bias_O)
     if kind is WeightKind.FLOAT16:

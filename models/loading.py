@@ -11,12 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from models.causal_model import CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import ModelConfig
 from models.decoder import Decoder
 from models.errors import UnsupportedModelError
-from models.linear import WeightKind
+from models.linear import WeightKind, default_weight_kind, refuse_unless_supported
 from models.memory import num_parameters
 from models.smoothing_cache import cached_input_scales
 from models.tokenizer import Tokenizer
@@ -61,16 +63,27 @@ class OpenModel:
 
 
 @contextmanager
-def open_model(source: str | os.PathLike[str], *, weights: WeightKind) -> Generator[OpenModel, None, None]:
+def open_model(
+    source: str | os.PathLike[str], *, weights: WeightKind | None = None, device: str | torch.device = "cpu"
+) -> Generator[OpenModel, None, None]:
     """Open a folder, a hub id or a GGUF file.
 
-    A folder or hub id whose architecture the lean decoder lacks is run by transformers, in float32 whatever
-    `weights` says, if its cache can be cut back exactly.
+    A folder or hub id whose architecture the lean decoder lacks is run by transformers, if its cache can be cut back
+    exactly: in bfloat16 if `weights` says so, in float32 otherwise.
+
+    Args:
+        source: what to open.
+        weights: how its matrices shall be kept; None for the device's default (`linear.default_weight_kind`).
+        device: where the model shall run.
 
     Raises:
+        ValueError: if the device lacks the weight kind.
         CheckpointError: if the source is missing or malformed.
         UnsupportedModelError: if neither can run it exactly.
     """
+    device = torch.device(device)
+    kind = default_weight_kind(device) if weights is None else weights
+    refuse_unless_supported(kind, device)
     try:
         checkpoint = open_checkpoint(source)
     except UnsupportedModelError as error:
@@ -79,16 +92,23 @@ def open_model(source: str | os.PathLike[str], *, weights: WeightKind) -> Genera
         with checkpoint:
             yield OpenModel(
                 config=checkpoint.config,
-                loader=lambda thread_counts: _load_decoder(checkpoint, weights, thread_counts),
+                loader=lambda thread_counts: _load_decoder(checkpoint, kind, device, thread_counts),
             )
         return
-    yield OpenModel(config=None, loader=lambda thread_counts: _load_with_transformers(source, refusal, thread_counts))
+    yield OpenModel(
+        config=None,
+        loader=lambda thread_counts: _load_with_transformers(source, refusal, kind, device, thread_counts),
+    )
 
 
-def _load_decoder(checkpoint: Checkpoint, weights: WeightKind, thread_counts: tuple[int, ...]) -> LoadedModel:
+def _load_decoder(
+    checkpoint: Checkpoint, weights: WeightKind, device: torch.device, thread_counts: tuple[int, ...]
+) -> LoadedModel:
     tokenizer = checkpoint.tokenizer()
     input_scales = cached_input_scales(checkpoint, tokenizer) if weights is WeightKind.INT8 else None
-    model = Decoder.from_checkpoint(checkpoint, weights=weights, input_scales=input_scales, thread_counts=thread_counts)
+    model = Decoder.from_checkpoint(
+        checkpoint, weights=weights, device=device, input_scales=input_scales, thread_counts=thread_counts
+    )
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -99,7 +119,11 @@ def _load_decoder(checkpoint: Checkpoint, weights: WeightKind, thread_counts: tu
 
 
 def _load_with_transformers(
-    source: str | os.PathLike[str], refusal: UnsupportedModelError, thread_counts: tuple[int, ...]
+    source: str | os.PathLike[str],
+    refusal: UnsupportedModelError,
+    weights: WeightKind,
+    device: torch.device,
+    thread_counts: tuple[int, ...],
 ) -> LoadedModel:
     from models.transformers_model import TransformersModel
 
@@ -110,8 +134,10 @@ def _load_with_transformers(
         from models.hub import fetch_snapshot
 
         folder = fetch_snapshot(str(source))
+    kept = WeightKind.BFLOAT16 if weights is WeightKind.BFLOAT16 else WeightKind.FLOAT32
+    dtype = torch.bfloat16 if kept is WeightKind.BFLOAT16 else torch.float32
     try:
-        model = TransformersModel.from_pretrained(str(folder), thread_counts=thread_counts)
+        model = TransformersModel.from_pretrained(str(folder), dtype=dtype, device=device, thread_counts=thread_counts)
     except UnsupportedModelError as second_refusal:
         raise UnsupportedModelError(
             f"{refusal}; nor can transformers run it here: {second_refusal}"
@@ -119,7 +145,7 @@ def _load_with_transformers(
     return LoadedModel(
         model=model,
         tokenizer=Tokenizer.from_folder(folder),
-        weights=WeightKind.FLOAT32,
+        weights=kept,
         num_parameters=None,
         thread_counts=model.thread_counts,
     )

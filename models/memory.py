@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from models.call_widths import VERIFY_BLOCK, WIDE_WIDTHS
 from models.config import ModelConfig
+from models.decoder_weights import key_value_dtype
 from models.errors import InsufficientMemoryError
 from models.free_memory import AvailableMemory
 from models.kv_cache import KEY_BUCKET, key_length_at
@@ -85,7 +86,9 @@ def estimate_memory(
     if draft is not None and draft_weights is not None:
         weight_bytes += _weight_bytes(draft, draft_weights)
     num_positions = key_length_at(context_length + max(WIDE_WIDTHS) - 1)
-    per_token = sum(_cache_bytes_per_token(config) for config in models)
+    per_token = _cache_bytes_per_token(target, target_weights)
+    if draft is not None:
+        per_token += _cache_bytes_per_token(draft, target_weights if draft_weights is None else draft_weights)
     return MemoryEstimate(
         weight_bytes=weight_bytes,
         cache_bytes=num_positions * per_token,
@@ -111,7 +114,7 @@ def check_memory(estimate: MemoryEstimate, available: AvailableMemory) -> None:
     way_out = (
         f"a context length of {fitting} would fit"
         if fitting
-        else "no context length would fit; choose a smaller model or smaller weights (float16, int8)"
+        else "no context length would fit; choose a smaller model or smaller weights (bfloat16, float16, int8)"
     )
     raise InsufficientMemoryError(
         f"the models need about {_mebibytes(estimate.total_bytes)} (weights {_mebibytes(estimate.weight_bytes)}, "
@@ -147,7 +150,7 @@ def _largest_matrix(config: ModelConfig) -> int:
 
 
 def _weight_bytes(config: ModelConfig, weights: WeightKind | MatrixKinds) -> int:
-    kinds = MatrixKinds.of(weights) if isinstance(weights, WeightKind) else weights
+    kinds = _kinds(weights)
     layer = sum(
         _matrix_bytes(shape, getattr(kinds, name)) for name, shape in _layer_matrices(config).items()
     ) + _FLOAT32_BYTES * (2 * config.hidden_size + _layer_biases(config))
@@ -155,7 +158,8 @@ def _weight_bytes(config: ModelConfig, weights: WeightKind | MatrixKinds) -> int
     embedding = _matrix_bytes(
         head_shape, WeightKind.FLOAT32 if kinds.head is WeightKind.FLOAT32 else WeightKind.FLOAT16
     )
-    shared = config.tie_embeddings and kinds.head is WeightKind.FLOAT32
+    # FBGEMM's float16 head is a copy. On CUDA a float16 one is not, but better too much than too little.
+    shared = config.tie_embeddings and kinds.head in {WeightKind.FLOAT32, WeightKind.BFLOAT16}
     head = 0 if shared else _matrix_bytes(head_shape, kinds.head)
     return config.num_layers * layer + embedding + head + _FLOAT32_BYTES * config.hidden_size
 
@@ -167,8 +171,13 @@ def _matrix_bytes(shape: tuple[int, int], kind: WeightKind) -> int:
     return rows * columns * (_FLOAT32_BYTES if kind is WeightKind.FLOAT32 else 2)
 
 
-def _cache_bytes_per_token(config: ModelConfig) -> int:
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * _FLOAT32_BYTES
+def _cache_bytes_per_token(config: ModelConfig, weights: WeightKind | MatrixKinds) -> int:
+    num_values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return num_values * key_value_dtype(_kinds(weights)).itemsize
+
+
+def _kinds(weights: WeightKind | MatrixKinds) -> MatrixKinds:
+    return MatrixKinds.of(weights) if isinstance(weights, WeightKind) else weights
 
 
 def _activation_bytes(config: ModelConfig, max_block: int, num_positions: int) -> int:

@@ -160,6 +160,7 @@ def _measure_magnitudes(
             layers=every_width,
             attention=every_width,
             head=every_width,
+            exact=False,
             thread_counts=(torch.get_num_threads(),),
         ),
     )

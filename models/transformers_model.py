@@ -227,7 +227,7 @@ class TransformersModel:
             TypeError, ValueError: if a count is not a whole number from 1 on.
         """
         counts, alone = with_present_count(thread_counts), with_present_count(())
-        single_rows = ProbedWidths(widths=ExactWidths((1,)), thread_counts=alone)
+        single_rows = ProbedWidths(widths=ExactWidths((1,)), thread_counts=alone, exact=True)
         if any((getattr(self._config, count, None) or 0) > 1 for count in EXPERT_COUNTS):
             # How many rows reach an expert depends on their neighbours, so only single rows are alike.
             probed = single_rows
@@ -235,7 +235,11 @@ class TransformersModel:
             with torch.inference_mode():
                 try:
                     probed = probe_exact_widths(
-                        PROBED_WIDTHS, self._rows_at_width, max(PROBED_WIDTHS), thread_counts=counts
+                        PROBED_WIDTHS,
+                        self._rows_at_width,
+                        max(PROBED_WIDTHS),
+                        must_agree=self.device.type == "cpu",
+                        thread_counts=counts,
                     )
                 except NoExactWidthsError:
                     probed = single_rows

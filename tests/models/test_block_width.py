@@ -125,3 +125,28 @@ def test_limits() -> None:
     assert (widths.narrowest, widths.widest) == (2, 9)
     with pytest.raises(ValueError, match="num_rows"):
         widths.cover(0)
+
+
+def test_where_rows_need_not_agree_every_call_is_padded_to_one_width() -> None:
+    def rows(width: int) -> list[torch.Tensor]:
+        return [ROWS, ROWS + (width > 1)]
+
+    probed = probe_exact_widths(range(1, 20), rows, 17, must_agree=False)
+    assert probed.widths == ExactWidths((17,))
+    assert not probed.exact
+    # On a CPU the class of single rows is kept, however slow.
+    assert probe_exact_widths(range(1, 20), rows, 17).widths == ExactWidths((1,))
+
+
+def test_where_rows_need_not_agree_a_class_is_still_taken_if_it_is_cheap() -> None:
+    for must_agree in (True, False):
+        probed = probe_exact_widths(range(1, 11), kernel_that_differs, 8, must_agree=must_agree)
+        assert probed.exact
+        assert probed.widths == choose_widths([(2, 3, 4, 6, 7), (8, 9, 10)], 8)
+
+
+def test_bfloat16_rows_are_compared_by_their_bits() -> None:
+    def rows(width: int) -> list[torch.Tensor]:
+        return [torch.tensor([1.0, 2.0 if width < 3 else 2.015625], dtype=torch.bfloat16)]
+
+    assert equal_width_classes([1, 2, 3, 4], rows) == [(1, 2), (3, 4)]

@@ -242,7 +242,9 @@ def test_weight_bytes_count_a_shared_embedding_once(one_thread: None) -> None:
 
 
 @pytest.mark.skipif(not has_packed_kinds(torch.device("cpu")), reason="needs an x86-64 CPU")
-@pytest.mark.parametrize(("kind", "tolerance"), [(WeightKind.FLOAT16, 2e-3), (WeightKind.INT8, 6e-2)])
+@pytest.mark.parametrize(
+    ("kind", "tolerance"), [(WeightKind.BFLOAT16, 2e-2), (WeightKind.FLOAT16, 2e-3), (WeightKind.INT8, 6e-2)]
+)
 def test_packed_kinds_stay_near_float32(
     reference: Reference,
     one_thread: None,
@@ -255,6 +257,18 @@ def test_packed_kinds_stay_near_float32(
     logits_TV = run(decoder, token_ids_T, decoder.new_cache(NUM_TOKENS), 16)
     errors_T = (logits_TV - expected_TV).norm(dim=1) / expected_TV.norm(dim=1)
     assert errors_T.median() < tolerance
+
+
+def test_bfloat16_keeps_one_table_of_embeddings_and_a_cache_half_as_large(one_thread: None) -> None:
+    tied = llama(tie_word_embeddings=True).checkpoint
+    whole, half = (
+        Decoder.from_checkpoint(tied, weights=kind, max_block=2) for kind in (WeightKind.FLOAT32, WeightKind.BFLOAT16)
+    )
+    norm_bytes = 4 * 48 * (2 * 3 + 1)
+    assert half.num_weight_bytes == (whole.num_weight_bytes - norm_bytes) // 2 + norm_bytes
+    assert half.new_cache(50).num_bytes * 2 == whole.new_cache(50).num_bytes
+    untied = Decoder.from_checkpoint(llama().checkpoint, weights=WeightKind.BFLOAT16, max_block=2)
+    assert untied.num_weight_bytes == half.num_weight_bytes + 2 * 211 * 48
 
 
 @pytest.mark.parametrize("name", ["llama-biases-tied", "qwen3"])

@@ -21,7 +21,9 @@ from models.linear import WeightKind, has_packed_kinds
 from tests.support.tiny_decoders import REFERENCES, llama
 
 NUM_TOKENS = 3 * KEY_BUCKET + 9
-KINDS = list(WeightKind) if has_packed_kinds(torch.device("cpu")) else [WeightKind.FLOAT32]
+PACKED_KINDS = [WeightKind.FLOAT16, WeightKind.INT8] if has_packed_kinds(torch.device("cpu")) else []
+KINDS = [WeightKind.FLOAT32, *PACKED_KINDS]
+"""Not bfloat16: results rounded to eight places hide which kernels differ from a probe of rows as short as these."""
 
 
 def random_ids(num_tokens: int) -> torch.Tensor:
@@ -88,6 +90,16 @@ def test_the_number_of_logits_does_not_show(one_thread: None, kind: WeightKind) 
     for num_logits in range(1, VERIFY_BLOCK):
         rows_RV = decoder.forward(token_ids_T, decoder.new_cache(99), num_logits=num_logits)
         assert torch.equal(rows_RV, all_rows_TV[-num_logits:])
+
+
+def test_bfloat16_leaves_single_rows_kernel_alone(one_thread: None) -> None:
+    decoder = Decoder.from_checkpoint(llama().checkpoint, weights=WeightKind.BFLOAT16)
+    assert decoder.widths.layers.narrowest >= 2
+    assert decoder.widths.head.narrowest >= 2
+    single = Decoder.from_checkpoint(llama().checkpoint, weights=WeightKind.BFLOAT16, max_block=1)
+    ids_T = random_ids(40)
+    difference_TV = rows_in_blocks(single, ids_T, 1) - rows_in_blocks(decoder, ids_T, 40)
+    assert difference_TV.abs().max() < 0.2
 
 
 def test_padding_is_never_seen(one_thread: None) -> None:

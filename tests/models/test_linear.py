@@ -8,10 +8,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.linear import MatrixKinds, WeightKind, default_weight_kind, has_packed_kinds, pack_linear
+from models.linear import (
+    HalfLinear,
+    MatrixKinds,
+    WeightKind,
+    default_weight_kind,
+    half_dtype,
+    has_packed_kinds,
+    pack_linear,
+    refuse_unless_supported,
+)
 
 CPU = torch.device("cpu")
-RELATIVE_ERROR = {WeightKind.FLOAT32: 1e-6, WeightKind.FLOAT16: 1e-3, WeightKind.INT8: 2.5e-2}
+RELATIVE_ERROR = {
+    WeightKind.FLOAT32: 1e-6,
+    WeightKind.BFLOAT16: 1e-2,
+    WeightKind.FLOAT16: 1e-3,
+    WeightKind.INT8: 2.5e-2,
+}
 
 pytestmark = pytest.mark.skipif(not has_packed_kinds(CPU), reason="float16 and int8 kernels need an x86-64 CPU")
 
@@ -57,7 +71,8 @@ def test_an_int8_row_does_not_depend_on_its_neighbours() -> None:
 @pytest.mark.parametrize("kind", WeightKind)
 def test_a_row_of_zeros_gives_the_bias(kind: WeightKind) -> None:
     weight_OI, bias_O, _ = example()
-    assert torch.equal(pack_linear(weight_OI, bias_O, kind)(torch.zeros(3, 72)), bias_O.expand(3, -1))
+    expected_O = bias_O.bfloat16().float() if kind is WeightKind.BFLOAT16 else bias_O
+    assert torch.equal(pack_linear(weight_OI, bias_O, kind)(torch.zeros(3, 72)), expected_O.expand(3, -1))
 
 
 def test_int8_extremes_do_not_saturate_silently() -> None:
@@ -101,6 +116,7 @@ def test_num_bytes() -> None:
     weight_OI, bias_O, _ = example()
     assert pack_linear(weight_OI, bias_O, WeightKind.FLOAT32).num_bytes == 4 * 96 * 72 + 4 * 96
     assert pack_linear(weight_OI, bias_O, WeightKind.FLOAT16).num_bytes == 2 * 96 * 72 + 4 * 96
+    assert pack_linear(weight_OI, bias_O, WeightKind.BFLOAT16).num_bytes == 2 * 96 * 72 + 2 * 96
     assert 96 * 72 < pack_linear(weight_OI, None, WeightKind.INT8).num_bytes < 1.5 * 96 * 72
 
 
@@ -120,11 +136,46 @@ def test_bad_shapes() -> None:
         pack_linear(weight_OI, None, WeightKind.FLOAT32, input_scale_I=torch.ones(96))
 
 
-def test_packed_kinds_are_refused_off_the_cpu() -> None:
-    meta = torch.device("meta")
-    assert not has_packed_kinds(meta)
+def test_bfloat16_rounds_operands_and_result_and_nothing_else() -> None:
+    weight_OI, bias_O, x_TI = example()
+    rounded_OI, rounded_O, rounded_TI = weight_OI.bfloat16(), bias_O.bfloat16(), x_TI.bfloat16()
+    found_TO = pack_linear(weight_OI, bias_O, WeightKind.BFLOAT16)(x_TI)
+    expected_TO = F.linear(rounded_TI.double(), rounded_OI.double(), rounded_O.double())
+    # One rounding of the sum: half a unit in the last of 8 binary places, and a little for the sum itself.
+    assert ((found_TO - expected_TO).abs() <= 2**-8 * expected_TO.abs() + 1e-4).all()
+    assert torch.equal(found_TO, found_TO.bfloat16().float())
+
+
+def test_a_bfloat16_weight_is_kept_without_a_copy() -> None:
+    weight_OI = example()[0].bfloat16()
+    linear = pack_linear(weight_OI, None, WeightKind.BFLOAT16)
+    assert isinstance(linear, HalfLinear)
+    assert linear.shares_memory_with(weight_OI)
+    assert linear.num_bytes == 2 * 96 * 72
+    scaled = pack_linear(weight_OI, None, WeightKind.BFLOAT16, input_scale_I=torch.ones(72))
+    assert isinstance(scaled, HalfLinear)
+    assert not scaled.shares_memory_with(weight_OI)
+
+
+def test_the_kinds_of_each_device() -> None:
+    cuda, meta = torch.device("cuda"), torch.device("meta")
+    assert default_weight_kind(cuda) is WeightKind.BFLOAT16
     assert default_weight_kind(meta) is WeightKind.FLOAT32
     assert default_weight_kind(CPU) is WeightKind.FLOAT16
+    assert half_dtype(WeightKind.FLOAT16, cuda) is torch.float16
+    assert half_dtype(WeightKind.FLOAT16, CPU) is None
+    assert half_dtype(WeightKind.BFLOAT16, CPU) is half_dtype(WeightKind.BFLOAT16, cuda) is torch.bfloat16
+    assert not has_packed_kinds(cuda)
+    assert not has_packed_kinds(meta)
+    for kind, device, message in (
+        (WeightKind.INT8, cuda, "weights=int8 needs an x86-64 CPU, got device cuda; use bfloat16 there"),
+        (WeightKind.INT8, meta, "weights=int8 needs an x86-64 CPU, got device meta; use float32 there"),
+        (WeightKind.FLOAT16, meta, "weights=float16 needs an x86-64 CPU or CUDA, got device meta"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refuse_unless_supported(kind, device)
+    for kind in (WeightKind.FLOAT32, WeightKind.BFLOAT16, WeightKind.FLOAT16):
+        refuse_unless_supported(kind, cuda)
     with pytest.raises(ValueError, match="x86-64"):
         pack_linear(torch.empty(4, 4, device=meta), None, WeightKind.INT8)
 
