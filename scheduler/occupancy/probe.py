@@ -161,19 +161,19 @@ class OccupancyProbe:
                 if self._closed:
                     return Occupancy.unknown(_CLOSED, taken_at_s=self._clock(), own_idle_s=own_idle_s)
                 self._reading = True
+            occupancy: Occupancy | None = None
             try:
                 occupancy = self._connection.read(own_idle_s=own_idle_s)
-            finally:
-                if self._end_reading():
+            finally:  # an interrupt from the keyboard may come between
+                if self._end_reading(occupancy):
                     self._connection.let_go()
-        with self._state:
-            self._last = occupancy
         return occupancy
 
-    def _end_reading(self) -> bool:
-        """Whether the probe was closed while the reading went on, and left the rest to it."""
+    def _end_reading(self, occupancy: Occupancy | None) -> bool:
+        """Keep the reading; say whether the probe was closed meanwhile and left the rest to it."""
         with self._state:
             self._reading = False
+            self._last = occupancy or self._last
             return self._closed
 
 

@@ -30,8 +30,18 @@ def num_readings(nvml: FakeNvml) -> int:
     return nvml.calls.count(READ)
 
 
-def has_read(nvml: FakeNvml, number: int) -> bool:
+def has_read(probe: OccupancyProbe, nvml: FakeNvml, number: int) -> bool:
+    """Ask for a reading, which does nothing while one is under way, and say whether there have been so many."""
+    probe.latest()
     return num_readings(nvml) >= number
+
+
+def poll(probe: OccupancyProbe, nvml: FakeNvml) -> threading.Thread:
+    """Have the probe's thread take its first reading; gives that thread."""
+    before = set(threading.enumerate())
+    wait_until(functools.partial(has_read, probe, nvml, 1))
+    (thread,) = [thread for thread in set(threading.enumerate()) - before if thread.name == "occupancy"]
+    return thread
 
 
 def test_it_polls_no_faster_than_the_interval(machine: FakeMachine) -> None:
@@ -73,8 +83,7 @@ def test_latest_never_reads_on_the_callers_thread(machine: FakeMachine) -> None:
     nvml.threads.clear()
     for number in range(1, 4):
         machine.clock.sleep(1.0)
-        probe.latest()
-        wait_until(functools.partial(has_read, nvml, number))
+        wait_until(functools.partial(has_read, probe, nvml, number))
     assert len(nvml.threads) == 1
     assert threading.get_ident() not in nvml.threads
 
@@ -129,10 +138,9 @@ def test_after_closing_nothing_is_asked_any_more(machine: FakeMachine) -> None:
 
 
 def test_its_thread_ends_with_it(machine: FakeMachine) -> None:
-    machine.plug([busy_gpu()])
+    nvml = machine.plug([busy_gpu()])
     probe = machine.open_probe()
-    probe.latest()
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "occupancy"]
+    thread = poll(probe, nvml)
     assert thread.daemon
     probe.close()
     thread.join(timeout=20.0)
@@ -142,9 +150,7 @@ def test_its_thread_ends_with_it(machine: FakeMachine) -> None:
 def test_a_forgotten_probe_keeps_neither_its_thread_nor_nvml(machine: FakeMachine) -> None:
     nvml = machine.plug([busy_gpu()])
     probe = machine.open_probe()
-    probe.latest()
-    wait_until(functools.partial(has_read, nvml, 1))
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "occupancy"]
+    thread = poll(probe, nvml)
     machine.probes.clear()
     del probe
     gc.collect()

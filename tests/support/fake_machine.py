@@ -52,9 +52,9 @@ class FakeMachine:
         (self._proc / "self" / "ns").mkdir(parents=True)
         self.put_into_namespace(_INITIAL_NAMESPACE)
         self.set_kernel("6.8.0-generic")
-        self.add_process(OWN_CHILD, parent=os.getpid())
+        self.add_process(OWN_CHILD, parent=os.getpid(), name="a) S 1 (b")
         self.add_process(OWN_GRANDCHILD, parent=OWN_CHILD)
-        self.add_process(STRANGER, parent=1, name="a (strange) name) 7 7")
+        self.add_process(STRANGER, parent=1, name="a (b) S 1")
         self.add_process(PAINTER, parent=STRANGER)
         self.plug([])
 
