@@ -22,12 +22,13 @@ from models.errors import (
     UnsupportedModelError,
 )
 from models.free_memory import available_memory
-from models.linear import CPU_WEIGHT_KIND, WeightKind
+from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind
 from models.loading import LoadedModel, OpenModel, open_model
 from models.memory import check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
 from models.pair import check_pair
 from models.positioned_model import PositionedCache, PositionedModel
+from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET, random_decoder
 from models.tokenizer import Tokenizer
 
 __all__ = [
@@ -48,16 +49,22 @@ __all__ = [
     "PairError",
     "PositionedCache",
     "PositionedModel",
+    "QWEN2_5_0_5B",
+    "QWEN2_5_7B",
     "RopeConfig",
     "RopeScaling",
     "SlipstreamError",
+    "TOY_DRAFT",
+    "TOY_TARGET",
     "Tokenizer",
     "UnsupportedModelError",
     "WeightKind",
     "available_memory",
     "check_memory",
     "check_pair",
+    "default_weight_kind",
     "estimate_memory",
     "open_checkpoint",
     "open_model",
+    "random_decoder",
 ]
