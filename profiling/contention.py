@@ -1,6 +1,6 @@
 """What target and draft cost each other when both run: alone, beside a thread, beside a process.
 
-Owns the measurement of one verify and one draft step, each on one thread, in all three company kinds, and for several
+Owns the measurement of one verify and one draft step, each on one thread, in each kind of company, and for several
 switch intervals of the interpreter. Beside a process the two share memory bandwidth, caches and the clock of the
 cores; beside a thread they share the interpreter's lock and the allocator as well. The difference is what these cost.
 Knows nothing of rounds.
@@ -53,7 +53,7 @@ class Beside(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ContentionRow:
-    """One kind of work in one kind of company: medians over all calls."""
+    """One kind of work in one kind of company: medians over all calls, where nothing else is said."""
 
     weights: str
     work: Work
@@ -62,26 +62,42 @@ class ContentionRow:
     call_ms: float
     waited_ms: float
     """Part of a call in which its thread did not run."""
+    sleeps: float | None
+    """How often its thread gave up its core to wait, mean of the calls; None where the system does not count it."""
     num_calls: int
 
 
 @dataclass(kw_only=True)
 class _Times:
-    """Wall time and processor time of calls."""
+    """Wall time, processor time and sleeps of calls."""
 
     wall_ms: list[float] = field(default_factory=list)
     waited_ms: list[float] = field(default_factory=list)
+    sleeps: list[int] = field(default_factory=list)
 
     def add(self, other: _Times) -> None:
         self.wall_ms += other.wall_ms
         self.waited_ms += other.waited_ms
+        self.sleeps += other.sleeps
 
     def call(self, work: Callable[[], None]) -> None:
+        sleeps = _thread_sleeps()
         started_s, computed_s = time.perf_counter(), time.thread_time()
         work()
         wall_s, busy_s = time.perf_counter() - started_s, time.thread_time() - computed_s
         self.wall_ms.append(wall_s * 1e3)
         self.waited_ms.append((wall_s - busy_s) * 1e3)
+        if sleeps is not None:
+            self.sleeps.append((_thread_sleeps() or 0) - sleeps)
+
+
+def _thread_sleeps() -> int | None:
+    """Voluntary context switches of this thread so far (getrusage(2)); Linux counts them by thread."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 class _RepeatedCall:
@@ -317,6 +333,7 @@ def _row(weights: WeightKind, work: Work, case: tuple[Beside, float], times: _Ti
         switch_interval_ms=case[1],
         call_ms=statistics.median(times.wall_ms),
         waited_ms=statistics.median(times.waited_ms),
+        sleeps=statistics.fmean(times.sleeps) if times.sleeps else None,
         num_calls=len(times.wall_ms),
     )
 
@@ -334,8 +351,8 @@ def switch_interval(interval_ms: float) -> Iterator[None]:
 
 def format_contention(rows: Sequence[ContentionRow]) -> str:
     """A table for people; the last column is the slow-down against the same work beside nothing."""
-    layout = "{:8}  {:10}  {:8}  {:>9}  {:>8}  {:>9}  {:>6}"
-    lines = [layout.format("weights", "work", "beside", "switch ms", "call ms", "waited ms", "times")]
+    layout = "{:8}  {:10}  {:8}  {:>9}  {:>8}  {:>9}  {:>6}  {:>6}"
+    lines = [layout.format("weights", "work", "beside", "switch ms", "call ms", "waited ms", "sleeps", "times")]
     alone_ms = {(row.weights, row.work): row.call_ms for row in rows if row.beside is Beside.NOTHING}
     for row in rows:
         slow_down = row.call_ms / alone_ms[row.weights, row.work]
@@ -347,6 +364,7 @@ def format_contention(rows: Sequence[ContentionRow]) -> str:
                 f"{row.switch_interval_ms:g}",
                 f"{row.call_ms:.2f}",
                 f"{row.waited_ms:.2f}",
+                "-" if row.sleeps is None else f"{row.sleeps:.0f}",
                 f"{slow_down:.2f}",
             )
         )

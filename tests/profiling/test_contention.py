@@ -15,6 +15,7 @@ from profiling.contention import (
     ContentionRow,
     DraftSource,
     Work,
+    _Times,
     format_contention,
     measure_contention,
     num_ticks,
@@ -52,7 +53,19 @@ def test_every_company_is_timed_in_turn(source: DraftSource) -> None:
     assert all(row.call_ms > 0 and row.waited_ms <= row.call_ms for row in rows)
     assert [row.num_calls for row in rows if row.work is Work.VERIFY] == [6] * 4
     assert all(row.num_calls >= 2 for row in rows)
+    assert all((row.sleeps is not None) == sys.platform.startswith("linux") for row in rows)
     assert len(format_contention(rows).splitlines()) == 9
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sleeps are counted on Linux only")
+def test_a_call_that_waits_is_seen_to_sleep() -> None:
+    """Its thread waits twice, which takes time and hardly any processor time."""
+    times = _Times()
+    gate = threading.Lock()
+    gate.acquire()
+    times.call(lambda: [gate.acquire(timeout=0.02) for _ in range(2)] and None)
+    assert times.sleeps[0] >= 2
+    assert times.wall_ms[0] / 2 < times.waited_ms[0] <= times.wall_ms[0]
 
 
 def test_a_process_that_cannot_load_is_an_error_and_leaves_nothing_behind(
@@ -91,6 +104,7 @@ def test_the_table_relates_each_time_to_the_same_work_alone() -> None:
             switch_interval_ms=5.0,
             call_ms=call_ms,
             waited_ms=0.0,
+            sleeps=None,
             num_calls=9,
         )
         for (work, beside), call_ms in times_ms.items()
