@@ -24,6 +24,8 @@ from scheduler.settings import check_integer, check_number
 _MOST_MS = 1e9
 _NEGLIGIBLE = 1e-4
 """Share of the rounds that may be taken for one another."""
+_MOST_ROUNDS = 64
+"""Of a run of hits that are told apart; a draft that gains so little in each hardly gains at all."""
 _ROUNDING = 1e-9
 """Tokens: steps that are no further from their end than this have ended."""
 _PLAN_ADVICE = "plain rounds have neither gamma nor lead, sequential ones gamma, pipelined ones both"
@@ -202,7 +204,7 @@ class SpeedModel:
         # The first step of a new chain stands behind the verdict already; the others wait for the host.
         restart_ms = max(draft_ms, self.host_ms) + (gamma - 1) * draft_ms
         mean_ms, share, num_ahead = 0.0, 1.0, 0.0
-        while True:
+        for _ in range(_MOST_ROUNDS):
             verify_ms, num_at_verdict = self._verified(together, gamma, lead, num_ahead)
             if lead > 1 and num_at_verdict < 2 - _ROUNDING:
                 # A draft that never gets past its guess is not asked for any (`scheduler.pace`).
@@ -214,10 +216,13 @@ class SpeedModel:
             round_ms = verify_ms + hit * hit_ms + (1 - hit) * miss_ms
             num_drafted = 0.0 if stopped or not draft_ms else hit_ms / draft_ms
             next_ahead = max(0.0, num_ready + num_drafted - gamma)
-            if abs(next_ahead - num_ahead) < _ROUNDING or share * hit < _NEGLIGIBLE:
-                return mean_ms + share * round_ms
             mean_ms += share * (1 - hit) * round_ms
-            share, num_ahead = share * hit, next_ahead
+            share *= hit
+            if abs(next_ahead - num_ahead) < _ROUNDING or share < _NEGLIGIBLE:
+                break
+            num_ahead = next_ahead
+        # All later ones are like the last.
+        return mean_ms + share * round_ms
 
     def _verified(self, together: LaneCosts, gamma: int, lead: int, num_ahead: float) -> tuple[float, float]:
         """Time from the start of a verify to its verdict, and how many tokens the draft is past the block by then.
