@@ -253,8 +253,10 @@ def test_closing_is_the_end_of_every_helper_thread(driver: FakeDriver, run: Run)
         assert len(helpers()) == 1
         hold.release()
         await asyncio.gather(*waiting)
-        await stream.record()
-        assert len(helpers()) <= 2
+        for _ in range(50):
+            await stream.record()
+        # A helper that has just woken the loop may not be back yet when the next one is needed.
+        assert len(helpers()) <= 4
 
     run(main())
     before = helpers()

@@ -55,7 +55,7 @@ class Waiter(Protocol):
     """One way of waiting, for all points of one stream."""
 
     def wait_for(self, point: Awaited) -> Generator[object, None, None]:
-        """Suspend the coroutine that drives this until `point` has been passed; raises nothing of its own."""
+        """Suspend the coroutine that drives this until `point` has been passed; raises what asking `point` raises."""
         ...
 
     def close(self) -> None:
@@ -186,12 +186,14 @@ class ThreadWaiter:
         threads.end()
 
     def _watch(self, point: Awaited, latch: ThreadEvent) -> None:
+        error: BaseException | None = None
         try:
-            point.wait_error()
-        finally:
-            with self._lock:
-                del self._latches[point]
-            latch.set(None)
+            point.wait_error()  # whoever awaits asks for what it returns once more
+        except BaseException as raised:  # what it raises travels, so that nobody waits for ever
+            error = raised
+        with self._lock:
+            del self._latches[point]
+        latch.set(error)
 
 
 def new_waiter(method: AwaitMethod, name: str) -> Waiter:
