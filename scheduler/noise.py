@@ -104,7 +104,7 @@ def gumbel_of_bits(bits_N: torch.Tensor) -> torch.Tensor:
     # Read as a signed number, a word's magnitude is exact in float32 where it is small; shifted to an
     # unsigned range first, it would lose its low bits just where the upper tail needs them.
     uniform_N = bits_N.to(torch.float32).add_(0.5).abs_().mul_(_UNIFORM_STEP)
-    uniform_N.clamp_(max=_LARGEST_BELOW_ONE)
+    uniform_N.clamp_max_(_LARGEST_BELOW_ONE)
     return uniform_N.neg_().log1p_().neg_().log_().neg_()
 
 

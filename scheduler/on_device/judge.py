@@ -249,7 +249,7 @@ def _next_by_rejection(
     draft_P = draft_PV.gather(1, chosen_P1).squeeze(1).to(torch.float64)
     target_P = target_PV.gather(1, chosen_P1).squeeze(1).to(torch.float64)
     accepted_P = noise.uniform_R(Purpose.ACCEPT, positions_P) * draft_P < target_P
-    residual_PV = (target_PV - draft_PV).clamp_(min=0)
+    residual_PV = (target_PV - draft_PV).clamp_min_(0)
     # Where p equals q but for rounding, nothing is left over, and p itself is the law.
     left_over_P1 = (residual_PV > 0).any(-1, keepdim=True)
     residual_PV = torch.where(left_over_P1, residual_PV, target_PV)
