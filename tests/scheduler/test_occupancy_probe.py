@@ -219,6 +219,20 @@ def test_a_lost_device_is_opened_anew_after_a_while(machine: FakeMachine, functi
     assert nvml.num_starts == 2
 
 
+def test_a_device_that_answers_nothing_counts_as_lost(machine: FakeMachine) -> None:
+    nvml = machine.plug([busy_gpu()])
+    probe = machine.open_probe()
+    for function in {name for name in dir(nvml) if name.startswith(("nvmlDeviceGet", "nvmlGpm"))}:
+        nvml.failures[function] = pynvml.NVML_ERROR_UNKNOWN
+    probe.read()
+    assert not probe.available
+    assert "no field can be read" in probe.reason
+    nvml.failures.clear()
+    machine.clock.sleep(5.1)
+    assert probe.read().memory_free_bytes.known
+    assert nvml.num_starts == 2
+
+
 def test_a_device_that_stays_lost_is_not_hammered(machine: FakeMachine) -> None:
     gpu = busy_gpu()
     nvml = machine.plug([gpu])
