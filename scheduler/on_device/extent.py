@@ -25,8 +25,8 @@ class _Pending:
 class Extent:
     """Lengths of one request's text and chain.
 
-    Every token is drawn by a step that reads the two tokens before it, so that a chain of n tokens behind L committed
-    ones has n + L - 1 rows of the draft's cache behind it, if the first L - 1 had been read when it began.
+    Every token is drawn by a step that reads the two tokens before it, so that n tokens drawn behind L committed ones
+    leave n + L - 1 rows of the draft's cache written.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,11 @@ class Extent:
 
     @property
     def has_read(self) -> bool:
-        """Whether a step finds all rows that it needs, whatever the verdict is."""
-        return self._num_steps > 0 or self.num_read >= self.length - 1
+        """Whether a step finds all rows that it needs, whatever the verdict is: it reads the last two tokens itself.
+
+        A verdict that nobody has heard of adds at least one token, which then is one of the two.
+        """
+        return self._num_steps > 0 or self.num_read >= self.length - (2 if self._pending is None else 1)
 
     @property
     def end(self) -> int:
