@@ -23,10 +23,8 @@ from profiling.simulation_grid import Grid, PointResult, full_grid, groups, quic
 from profiling.simulation_plot import write_plot
 from profiling.simulation_report import as_json, format_report
 
-_NUM_PROCESSES = 2
 
-
-def run_grid(grid: Grid, *, num_processes: int = _NUM_PROCESSES) -> list[PointResult]:
+def run_grid(grid: Grid, *, num_processes: int) -> list[PointResult]:
     """Simulate all points, in order; each process takes a group of them at a time."""
     work = partial(simulate_group, grid=grid)
     results: list[PointResult] = []
@@ -52,11 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Decode on simulated machines: the speed of every mode by draft cost, acceptance and contention.",
     )
     parser.add_argument("--quick", action="store_true", help="a few points on short texts")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="how many work at once (default: 2)")
     parser.add_argument("--out-dir", type=Path, metavar="DIR", help="write JSON and a plot there, named by the date")
     parser.add_argument("--json", action="store_true", help="print JSON instead of maps")
     chosen = parser.parse_args(arguments)
+    if chosen.processes < 1:
+        parser.error(f"--processes must be at least 1, got {chosen.processes}")
     grid = quick_grid() if chosen.quick else full_grid()
-    results = run_grid(grid)
+    results = run_grid(grid, num_processes=chosen.processes)
     written = json.dumps(as_json(results, grid), indent=1)
     print(written if chosen.json else format_report(results))
     if chosen.out_dir is not None:

@@ -63,7 +63,7 @@ class TestPipelined:
         assert round_ms(model(12.0), pipelined(2, 3), 0.0) == pytest.approx(40 + 24)
 
     def test_lanes_slow_down_only_while_both_run(self) -> None:
-        # The guess takes 8 ms beside the verify, a tenth of what that would take throughout; the target alone does the rest.
+        # The guess takes 8 ms beside the verify, a tenth of what that would take throughout; the rest is done alone.
         speed = model(contention=2.0)
         assert round_ms(speed, pipelined(4, 1), 0.0) == pytest.approx(8 + 0.9 * 40 + 16)
         # Twelve tokens do not fit: ten run beside the verify, which takes twice as long throughout.
