@@ -98,8 +98,10 @@ def _check_combinations(arguments: Arguments, settings: LoadSettings) -> None:
     if arguments.compare and not settings.draft_specs():
         raise UsageError("--compare needs speculation to compare with; leave out '--mode plain' or '--draft none'")
     for name in ("max_lead", "num_awaited"):
-        if name in arguments.load and settings.mode is not Mode.PIPELINED:
-            raise UsageError(f"{_flag(name)} has no meaning in {settings.mode.value} mode; add '--mode pipelined'")
+        if name in arguments.load and not settings.mode.overlaps:
+            raise UsageError(
+                f"{_flag(name)} has no meaning in {settings.mode.value} mode; leave out '--mode {settings.mode.value}'"
+            )
     if arguments.options.logprobs is not None and not arguments.json:
         raise UsageError("--logprobs are reported in the JSON object; add --json")
 
@@ -192,18 +194,18 @@ _LOAD_OPTIONS = {
     ),
     "mode": _Option(
         help="how to decode: plain, one token after the other; sequential, propose and verify in turn; pipelined, "
-        "both at the same time",
+        "both at the same time; auto, whichever promises most",
         choices=tuple(mode.value for mode in Mode),
     ),
     "gamma": _Option(help=f"tokens proposed a round, 0 to {MAX_GAMMA}, or {ADAPTIVE}", metavar="TOKENS", type=_gamma),
     "max_gamma": _Option(help="most tokens that adaptive gamma proposes a round", metavar="TOKENS", type=int),
     "max_lead": _Option(
-        help=f"most tokens drafted past a block while it is verified, 1 to {MAX_LEAD}; with --mode pipelined",
+        help=f"most tokens drafted past a block while it is verified, 1 to {MAX_LEAD}; with --mode auto or pipelined",
         metavar="TOKENS",
         type=int,
     ),
     "num_awaited": _Option(
-        help="proposals that the target waits for where fewer are ready; with --mode pipelined",
+        help="proposals that the target waits for where fewer are ready; with --mode auto or pipelined",
         metavar="TOKENS",
         type=int,
         default="as many as gamma says",

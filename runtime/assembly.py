@@ -31,17 +31,19 @@ from runtime.draft_spec import DraftKind, DraftSpec
 from runtime.engine import Engine, close_streams, decoding_loops
 from runtime.load_settings import LoadSettings, Mode
 from scheduler import (
-    BlockCosts,
     Controller,
+    CoreShare,
     FixedGamma,
     GammaPolicy,
     Lane,
+    MachinePace,
     ModelProposer,
     NgramProposer,
     Proposer,
     SourceCosts,
     Stream,
     ThreadStream,
+    measure_together,
 )
 
 DEFAULT_CONTEXT_LENGTH = 8192
@@ -62,10 +64,11 @@ async def build_engine(settings: LoadSettings) -> Engine:
         SlipstreamError: as the loading functions of `models`.
     """
     specs = settings.draft_specs()
-    target_stream, draft_stream = _new_streams(settings, specs)
+    plan = _plan_threads(settings, specs)
+    target_stream, draft_stream = _new_streams(settings, plan)
     try:
         loading = target_stream.launch(
-            lambda: _load_target(settings, specs, target_stream), writes=("target.cache",), label="load target"
+            lambda: _load_target(settings, specs, plan, target_stream), writes=("target.cache",), label="load target"
         )
         draft_stream.wait(target_stream.record())
         drafting = draft_stream.launch(
@@ -74,41 +77,72 @@ async def build_engine(settings: LoadSettings) -> Engine:
             label="load drafts",
         )
         await draft_stream.record()
+        loaded, drafts = loading.result(), drafting.result()
+        if drafts.lane is not None and plan.overlaps:
+            await measure_together(loaded.lane, drafts.lane)
     except BaseException:
         await close_streams(target_stream, draft_stream)
         raise
-    loaded, proposers = loading.result(), drafting.result()
-    num_draft_threads = DRAFT_THREADS if _has_own_threads(settings, specs) else 0
     return Engine(
         tokenizer=loaded.target.tokenizer,
         target=loaded.lane,
         draft_stream=draft_stream,
-        proposers=proposers,
+        proposers=drafts.proposers,
         model_sources=frozenset(index for index, spec in enumerate(specs) if spec.is_model),
         weights=loaded.target.weights,
-        num_threads=loaded.num_threads + num_draft_threads,
-        num_draft_threads=num_draft_threads,
-        loops=decoding_loops(settings, loaded.lane, draft_stream, proposers),
+        num_threads=plan.total,
+        num_draft_threads=DRAFT_THREADS if plan.overlaps else 0,
+        loops=decoding_loops(settings, loaded.lane, draft_stream, drafts.proposers),
+        controllers=drafts.controllers,
     )
 
 
-def _has_own_threads(settings: LoadSettings, specs: Sequence[DraftSpec]) -> bool:
-    return settings.mode is Mode.PIPELINED and any(spec.is_model for spec in specs)
+@dataclass(frozen=True, kw_only=True)
+class _ThreadPlan:
+    """Who computes with how many intra-op threads."""
+
+    num_threads: int
+    """Of a lane that works alone."""
+    overlaps: bool
+    """Whether a draft model may work beside the target."""
+
+    @property
+    def total(self) -> int:
+        """Most threads that work at once: one is the least for each lane."""
+        return max(self.num_threads, DRAFT_THREADS + 1) if self.overlaps else self.num_threads
+
+    @property
+    def target(self) -> CoreShare:
+        """The target's share of them."""
+        together = self.num_threads - DRAFT_THREADS if self.overlaps else self.num_threads
+        return CoreShare(alone=self.num_threads, together=max(1, together))
+
+    @property
+    def draft(self) -> CoreShare:
+        """The draft's."""
+        return CoreShare(alone=self.num_threads, together=DRAFT_THREADS if self.overlaps else self.num_threads)
 
 
-def _new_streams(settings: LoadSettings, specs: Sequence[DraftSpec]) -> tuple[Stream, Stream]:
+def _plan_threads(settings: LoadSettings, specs: Sequence[DraftSpec]) -> _ThreadPlan:
+    """One thread for two lanes is no choice to make: they take turns, unless overlap was asked for in so many words."""
+    num_threads = settings.threads or torch.get_num_threads()
+    wanted = settings.mode is Mode.PIPELINED or (settings.mode is Mode.AUTO and num_threads > DRAFT_THREADS)
+    overlaps = wanted and any(spec.is_model for spec in specs)
+    return _ThreadPlan(num_threads=num_threads, overlaps=overlaps)
+
+
+def _new_streams(settings: LoadSettings, plan: _ThreadPlan) -> tuple[Stream, Stream]:
     """The target's and the draft's.
 
-    Where they take turns, one worker serves both, and no second pool of threads stands in its way. Where they work at
-    once and the draft only looks things up, the target keeps all threads.
+    Where they take turns, one worker serves both, and no second pool of threads stands in its way. A draft that only
+    looks things up has a worker of its own where that was asked for in so many words.
     """
-    if settings.mode is not Mode.PIPELINED:
-        stream = ThreadStream("target", num_threads=settings.threads)
-        return stream, stream
-    num_threads = settings.threads or torch.get_num_threads()
-    if _has_own_threads(settings, specs):
-        num_threads = max(1, num_threads - DRAFT_THREADS)
-    return ThreadStream("target", num_threads=num_threads), ThreadStream("draft", num_threads=DRAFT_THREADS)
+    target_stream = ThreadStream("target", num_threads=plan.num_threads)
+    if plan.overlaps:
+        return target_stream, ThreadStream("draft", num_threads=plan.num_threads)
+    if settings.mode is Mode.PIPELINED:
+        return target_stream, ThreadStream("draft", num_threads=DRAFT_THREADS)
+    return target_stream, target_stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,34 +151,87 @@ class _LoadedTarget:
 
     target: LoadedModel
     lane: Lane
-    num_threads: int
+    plan: _ThreadPlan
     drafts: tuple[OpenModel | None, ...]
     """By source; None where it has no file of its own."""
     files: ExitStack
 
 
-def _load_target(settings: LoadSettings, specs: Sequence[DraftSpec], stream: Stream) -> _LoadedTarget:
+@dataclass(frozen=True, kw_only=True)
+class _LoadedDrafts:
+    """The draft sources, and what belongs to them."""
+
+    proposers: tuple[Proposer, ...]
+    controllers: tuple[Controller, ...]
+    lane: Lane | None
+    """Of the draft model, where there is one."""
+
+
+def _load_target(
+    settings: LoadSettings, specs: Sequence[DraftSpec], plan: _ThreadPlan, stream: Stream
+) -> _LoadedTarget:
     with ExitStack() as stack:
         source = demo_weights() if settings.target is None else settings.target
         opened = stack.enter_context(open_model(source, weights=settings.weights))
         drafts = tuple(_open_draft(spec, settings, stack) for spec in specs)
         _check_memory(settings, opened.config, specs, drafts)
-        loaded = opened.load()
-        lane = Lane("target", loaded.model, stream, capacity=_context_length(settings, loaded.model.context_length))
-        lane.measure_costs()
-        return _LoadedTarget(
-            target=loaded, lane=lane, num_threads=torch.get_num_threads(), drafts=drafts, files=stack.pop_all()
+        cores = plan.target
+        loaded = opened.load(thread_counts={cores.alone, cores.together})
+        if cores.together not in loaded.thread_counts:
+            # Other threads would mean other bits, and the same seed other tokens.
+            cores = CoreShare(alone=cores.alone, together=cores.alone)
+        lane = Lane(
+            "target",
+            loaded.model,
+            stream,
+            capacity=_context_length(settings, loaded.model.context_length),
+            cores=cores,
+            pace=MachinePace(),
         )
+        lane.measure_costs()
+        return _LoadedTarget(target=loaded, lane=lane, plan=plan, drafts=drafts, files=stack.pop_all())
 
 
 def _load_drafts(
     settings: LoadSettings, specs: Sequence[DraftSpec], loaded: _LoadedTarget, stream: Stream
-) -> tuple[Proposer, ...]:
+) -> _LoadedDrafts:
+    controllers: list[Controller] = []
+    proposers: list[Proposer] = []
+    draft_lane = None
     with loaded.files:
-        return tuple(
-            _new_proposer(spec, settings, loaded, draft, stream)
-            for spec, draft in zip(specs, loaded.drafts, strict=True)
-        )
+        for spec, opened in zip(specs, loaded.drafts, strict=True):
+            draft = _draft_model(spec, opened, loaded)
+            if draft is None:
+                costs = SourceCosts(verify=loaded.lane.costs, draft=None)
+                proposers.append(NgramProposer(_policy_factory(spec, settings, costs, controllers)))
+                continue
+            draft_lane = _draft_lane(draft.model, loaded, stream)
+            policy = _policy_factory(spec, settings, _costs_of(loaded.lane, draft_lane), controllers)()
+            proposers.append(ModelProposer(draft_lane, policy, num_shared_ids=draft.num_shared_ids))
+    return _LoadedDrafts(proposers=tuple(proposers), controllers=tuple(controllers), lane=draft_lane)
+
+
+def _draft_lane(model: CausalModel, loaded: _LoadedTarget, stream: Stream) -> Lane:
+    target = loaded.lane
+    lane = Lane(
+        "draft",
+        model,
+        stream,
+        capacity=min(target.capacity, model.context_length),
+        cores=loaded.plan.draft,
+        pace=target.pace,
+    )
+    lane.measure_costs()
+    return lane
+
+
+def _costs_of(target: Lane, draft: Lane) -> SourceCosts:
+    return SourceCosts(
+        verify=target.costs,
+        draft=draft.costs,
+        verify_together=target.costs_together,
+        draft_together=draft.costs_together,
+    )
 
 
 def _open_draft(spec: DraftSpec, settings: LoadSettings, stack: ExitStack) -> OpenModel | None:
@@ -208,9 +295,10 @@ class _DraftModel:
     num_shared_ids: int
 
 
-def _draft_model(spec: DraftSpec, draft: OpenModel | None, target: LoadedModel) -> _DraftModel | None:
+def _draft_model(spec: DraftSpec, draft: OpenModel | None, loaded_target: _LoadedTarget) -> _DraftModel | None:
     if not spec.is_model:
         return None
+    target = loaded_target.target
     if draft is None:
         if not isinstance(target.model, Decoder):
             raise UnsupportedModelError(f"early exit needs the lean decoder, but transformers runs {target.model.name}")
@@ -230,30 +318,19 @@ def _draft_model(spec: DraftSpec, draft: OpenModel | None, target: LoadedModel) 
     return _DraftModel(model=loaded.model, num_shared_ids=report.num_shared_ids)
 
 
-def _new_proposer(
-    spec: DraftSpec, settings: LoadSettings, loaded: _LoadedTarget, opened: OpenModel | None, stream: Stream
-) -> Proposer:
-    target = loaded.lane
-    draft = _draft_model(spec, opened, loaded.target)
-    if draft is None:
-        return NgramProposer(_policy_factory(spec, settings, target.costs, None))
-    if opened is None and isinstance(draft.model, Decoder) and torch.get_num_threads() != loaded.num_threads:
-        # Early exit takes over the widths that were found with the target's number of threads.
-        draft.model.probe()
-    lane = Lane("draft", draft.model, stream, capacity=min(target.capacity, draft.model.context_length))
-    lane.measure_costs()
-    policy = _policy_factory(spec, settings, target.costs, lane.costs)()
-    return ModelProposer(lane, policy, num_shared_ids=draft.num_shared_ids)
-
-
 def _policy_factory(
-    spec: DraftSpec, settings: LoadSettings, verify_costs: BlockCosts, draft_costs: BlockCosts | None
+    spec: DraftSpec, settings: LoadSettings, costs: SourceCosts, controllers: list[Controller]
 ) -> Callable[[], GammaPolicy]:
+    """Makes a source's policies, and notes those that choose."""
     fixed = settings.fixed_gamma
-    if fixed is not None:
+    if fixed is not None and settings.mode is not Mode.AUTO:
         return lambda: FixedGamma(fixed)
-    return lambda: Controller(
-        max_gamma=settings.max_gamma,
-        costs=SourceCosts(verify=verify_costs, draft=draft_costs),
-        prior_alpha=_PRIOR_ALPHA[spec.kind],
-    )
+
+    def new_controller() -> Controller:
+        controller = Controller(
+            max_gamma=settings.max_gamma, costs=costs, prior_alpha=_PRIOR_ALPHA[spec.kind], fixed_gamma=fixed
+        )
+        controllers.append(controller)
+        return controller
+
+    return new_controller

@@ -131,7 +131,7 @@ class _Session:
                 console.result(f"--- {mode.value} ---")
             return await self._show(runtime.stream(prompt, **{**keywords, "mode": mode}))
 
-        comparison = await compare(generate, runtime.settings.mode.served, warm_up=show)
+        comparison = await compare(generate, runtime.modes, warm_up=show)
         if self._arguments.json:
             console.result(
                 json_record(

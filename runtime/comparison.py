@@ -44,7 +44,7 @@ class ModeFigures:
     def from_metrics(cls, mode: Mode, metrics: Sequence[Metrics]) -> ModeFigures:
         """The medians of some runs."""
         tpot_ms = _median(run.tpot_ms for run in metrics)
-        looks_ahead = mode is Mode.PIPELINED
+        looks_ahead = mode.overlaps
         return cls(
             mode=mode,
             tokens_per_s=1e3 / tpot_ms if tpot_ms else None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from models import Tokenizer, WeightKind
 from runtime.load_settings import LoadSettings, Mode
-from scheduler import Lane, PipelinedLoop, Proposer, SequentialLoop, Stream
+from scheduler import Controller, Lane, PipelinedLoop, Proposer, SequentialLoop, Stream
 
 DecodingLoop = SequentialLoop | PipelinedLoop
 
@@ -32,14 +32,30 @@ class Engine:
     num_threads: int
     """Intra-op threads of model work, on all workers together."""
     num_draft_threads: int
-    """Those of a draft model on a worker of its own; 0 where it shares the target's, or is none."""
+    """Those of a draft model while it works beside its target; 0 where it never does."""
     loops: Mapping[Mode, DecodingLoop]
     """For each mode that requests may ask for, all over the same lanes."""
+    controllers: tuple[Controller, ...] = ()
+    """Whatever chooses for the draft sources."""
 
     @property
     def draft_names(self) -> tuple[str, ...]:
         """Names of the draft sources, in the order in which they are asked."""
         return tuple(proposer.name for proposer in self.proposers)
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What requests may ask for."""
+        return tuple(self.loops)
+
+    def explain(self, mode: Mode) -> str:
+        """What the last request in this mode was decided to do, and why, in words."""
+        if mode is Mode.PLAIN:
+            return "plain decoding was asked for"
+        if not self.proposers:
+            return "plain decoding: there is no draft"
+        reasons = "; ".join(f"{proposer.name}: {proposer.explain()}" for proposer in self.proposers)
+        return reasons if mode is Mode.AUTO else f"{mode} decoding was asked for; {reasons}"
 
     def loop(self, mode: Mode) -> DecodingLoop:
         """The loop of one mode.
@@ -72,27 +88,32 @@ def decoding_loops(
     They share lanes and sources, so whatever the mode of a request, the same kernels run at the same widths.
     """
     loops: dict[Mode, DecodingLoop] = {}
+    two_streams = draft_stream is not target.stream
     for mode in settings.mode.served:
         match mode:
             case Mode.PLAIN:
                 # No draft is asked, and no room is kept for what it would propose.
                 loops[mode] = SequentialLoop(target, target.stream, max_gamma=0, name="plain")
-            case Mode.SEQUENTIAL:
-                loops[mode] = SequentialLoop(
-                    target,
-                    draft_stream,
-                    proposers,
-                    max_gamma=settings.gamma_limit,
-                    warmup_tokens=settings.warmup_tokens,
-                )
-            case Mode.PIPELINED:
+            case Mode.PIPELINED | Mode.AUTO if two_streams:
                 loops[mode] = PipelinedLoop(
                     target,
                     draft_stream,
                     proposers,
                     max_gamma=settings.gamma_limit,
                     max_lead=settings.max_lead,
+                    # The lanes may take turns where that is the controller's choice.
+                    min_lead=0 if mode is Mode.AUTO else None,
                     num_awaited=settings.num_awaited,
                     warmup_tokens=settings.warmup_tokens,
+                    name=mode.value,
+                )
+            case Mode.SEQUENTIAL | Mode.AUTO:
+                loops[mode] = SequentialLoop(
+                    target,
+                    draft_stream,
+                    proposers,
+                    max_gamma=settings.gamma_limit,
+                    warmup_tokens=settings.warmup_tokens,
+                    name=mode.value,
                 )
     return loops

@@ -33,12 +33,23 @@ class Mode(StrEnum):
     """Propose, verify, commit, repeat."""
     PIPELINED = "pipelined"
     """Propose past a block while it is verified: draft and target work at the same time."""
+    AUTO = "auto"
+    """Whichever of these promises most, by what is measured on this pair, machine and text; changes while it runs."""
 
     @property
     def served(self) -> tuple[Mode, ...]:
-        """The modes of requests that a runtime loaded as this one serves: itself and all simpler ones."""
+        """The modes of requests that a runtime loaded as this one serves: itself and all simpler ones.
+
+        An `auto` runtime has no pipelined mode where nothing can overlap: its drafts only look things up, or it has one
+        thread.
+        """
         modes = tuple(Mode)
         return modes[: modes.index(self) + 1]
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether draft and target may work at the same time."""
+        return self in (Mode.PIPELINED, Mode.AUTO)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +66,24 @@ class LoadSettings:
     draft: str | Path | Sequence[str | Path] | None = "auto"
     """`auto` (n-gram, and for the demo model early exit), `none`, `ngram`, `early-exit`, `early-exit:K`, a model,
     or a list of these; the first one with something to propose is heard."""
-    mode: Mode = Mode.SEQUENTIAL
+    mode: Mode = Mode.AUTO
     gamma: int | str = ADAPTIVE
     """Tokens proposed a round: a number, or `adaptive` by measured costs and acceptance."""
     max_gamma: int = DEFAULT_MAX_GAMMA
     """Upper limit of adaptive gamma."""
     max_lead: int = DEFAULT_MAX_LEAD
-    """PIPELINED: most tokens drafted past a block while it is verified."""
+    """PIPELINED and AUTO: most tokens drafted past a block while it is verified."""
     num_awaited: int | None = None
-    """PIPELINED: proposals that the target waits for where fewer are ready; 0 never waits for the draft, None waits for
-    as many as gamma says, as a sequential round does."""
+    """PIPELINED and AUTO: proposals that the target waits for where fewer are ready; 0 never waits for the draft, None
+    waits for as many as gamma says, as a sequential round does."""
     weights: WeightKind = CPU_WEIGHT_KIND
     """How matrices are kept: float16 where the CPU has kernels for it (x86-64), else float32."""
     threads: int | None = None
-    """Intra-op threads of model work in all; None takes torch's own choice. In PIPELINED mode a draft model has one of
-    them and the target the others, at least one, so that the same number leaves the target another share than in other
-    modes. The last bits of its logits may differ between runtimes whose targets have different numbers of threads,
-    never between the modes of requests on one runtime."""
+    """Intra-op threads of model work in all; None takes torch's own choice. While a draft model and its target work at
+    the same time, the draft has one of them and the target the others, at least one; while one works alone it has them
+    all, if the target's rows have the same bits with either number of threads, which is found out at load. The last
+    bits may differ between runtimes that have different numbers of threads, never between the modes of requests on one
+    runtime."""
     context_length: int | None = None
     """Most tokens of prompt and output together; None takes the model's own, at most 8192."""
     warmup_tokens: int = 0

@@ -25,6 +25,8 @@ class Metrics:
     """Rounds that verified at least one proposed token."""
     num_plain_steps: int = 0
     """Rounds without a proposal: ordinary decoding steps."""
+    num_overlapped_steps: int = 0
+    """Rounds, of either kind, beside which the draft went on past their blocks."""
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_discarded_draft_tokens: int = 0
@@ -51,6 +53,9 @@ class Metrics:
     verify_ms: float = 0.0
     acceptance_low: bool = False
     """Whether the runtime's rolling acceptance rate lies below its threshold."""
+    decision: str = ""
+    """How the request was decoded at its end and why, in words: what was chosen, what it promised and what the
+    alternatives did, by the costs and the acceptance rate that were measured."""
 
     @property
     def draft_acceptance_rate(self) -> float | None:
@@ -114,6 +119,7 @@ class MetricsRecorder:
         self._num_output_tokens = 0
         self._num_first_tokens = 0
         self._num_plain_steps = 0
+        self._num_overlapped_steps = 0
         self._num_discarded = 0
         self._num_hits = 0
         self._num_misses = 0
@@ -137,6 +143,7 @@ class MetricsRecorder:
         self._num_output_tokens += num_kept
         self._draft_ms += report.draft_ms
         self._verify_ms += report.verify_ms
+        self._num_overlapped_steps += report.together
         self._num_discarded += report.num_discarded
         self._num_hits += report.hit is True
         self._num_misses += report.hit is False
@@ -150,7 +157,7 @@ class MetricsRecorder:
         proposed, accepted = self._drafts.get(name, (0, 0))
         self._drafts[name] = (proposed + report.num_proposed, accepted + num_accepted)
 
-    def snapshot(self, *, acceptance_low: bool = False) -> Metrics:
+    def snapshot(self, *, acceptance_low: bool = False, decision: str = "") -> Metrics:
         """The figures so far."""
         return Metrics(
             num_prompt_tokens=self._prefill.num_prompt_tokens,
@@ -158,6 +165,7 @@ class MetricsRecorder:
             num_output_tokens=self._num_output_tokens,
             num_spec_steps=sum(self._histogram),
             num_plain_steps=self._num_plain_steps,
+            num_overlapped_steps=self._num_overlapped_steps,
             num_draft_tokens=sum(proposed for proposed, _ in self._drafts.values()),
             num_accepted_draft_tokens=sum(accepted for _, accepted in self._drafts.values()),
             num_discarded_draft_tokens=self._num_discarded,
@@ -172,4 +180,5 @@ class MetricsRecorder:
             draft_ms=self._draft_ms,
             verify_ms=self._verify_ms,
             acceptance_low=acceptance_low,
+            decision=decision,
         )

@@ -23,12 +23,14 @@ _LOOKAHEAD_COLUMNS = ("hits", "discarded")
 
 
 def summary(result: GenerationResult, description: RuntimeDescription) -> str:
-    """One to three lines about a request."""
+    """A few lines about a request."""
     lines = [_speed_line(result)]
     if description.draft:
         lines.append(_speculation_line(result.metrics))
-        if description.mode is Mode.PIPELINED:
+        if description.mode is Mode.PIPELINED or result.metrics.num_overlapped_steps:
             lines.append(_lookahead_line(result.metrics))
+        if description.mode is Mode.AUTO and result.metrics.decision:
+            lines.append(f"decided: {result.metrics.decision}")
     return "\n".join(lines)
 
 
@@ -71,7 +73,7 @@ def _count(number: int, noun: str) -> str:
 
 def comparison_table(comparison: Comparison, options: GenerationOptions) -> str:
     """Each mode in a row, the ratios of their speeds, and whether they wrote the same."""
-    looks_ahead = any(figures.mode is Mode.PIPELINED for figures in comparison.modes)
+    looks_ahead = any(figures.mode.overlaps for figures in comparison.modes)
     rows = [_COLUMNS + _LOOKAHEAD_COLUMNS * looks_ahead]
     rows += [_row(figures) + _lookahead_cells(figures) * looks_ahead for figures in comparison.modes]
     return "\n".join(

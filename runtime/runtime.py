@@ -18,7 +18,7 @@ from runtime.description import RuntimeDescription
 from runtime.engine import Engine
 from runtime.errors import ContextLengthError, RuntimeClosedError, StreamClosedError
 from runtime.load_settings import LoadSettings, Mode
-from runtime.metrics import MetricsRecorder
+from runtime.metrics import Metrics, MetricsRecorder
 from runtime.options import GenerationKeywords, GenerationOptions
 from runtime.request_queue import RequestQueue
 from runtime.result import Chunk, GenerationResult
@@ -82,7 +82,7 @@ class Runtime:
     def description(self) -> RuntimeDescription:
         """What is loaded and how it runs."""
         engine, settings = self._engine, self._settings
-        pipelined = settings.mode is Mode.PIPELINED
+        pipelined = settings.mode.overlaps
         return RuntimeDescription(
             target=engine.target.model.name,
             draft=engine.draft_names,
@@ -98,6 +98,11 @@ class Runtime:
             context_length=self.context_length,
             device=str(engine.target.model.device),
         )
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """What requests may ask for: the mode of the settings, and the simpler ones."""
+        return self._engine.modes
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -147,8 +152,8 @@ class Runtime:
             options = {**options, "verification": self._settings.verification}
         checked = GenerationOptions.from_keywords(options)
         loaded = self._settings.mode
-        if checked.mode is not None and checked.mode not in loaded.served:
-            allowed = " or ".join(repr(mode.value) for mode in loaded.served)
+        if checked.mode is not None and checked.mode not in self.modes:
+            allowed = " or ".join(repr(mode.value) for mode in self.modes)
             raise ValueError(
                 f"mode must be {allowed} on a runtime that was loaded as {loaded.value!r}, got {checked.mode.value!r}; "
                 f"load it with mode={checked.mode.value!r}, which serves simpler ones too"
@@ -174,7 +179,8 @@ class Runtime:
         self, request: DecodeRequest, options: GenerationOptions, recorder: MetricsRecorder
     ) -> AsyncGenerator[Chunk, None]:
         """The chunks of a request whose turn has come."""
-        loop = self._engine.loop(options.mode or self._settings.mode)
+        mode = options.mode or self._settings.mode
+        loop = self._engine.loop(mode)
         recorder.add_prefill(await loop.prefill(request))
         transcript = Transcript(self.tokenizer, options.stop, include_stop=options.include_stop_str_in_output)
         async with aclosing(loop.rounds(request)) as rounds:
@@ -189,10 +195,13 @@ class Runtime:
                     token_ids=report.token_ids[: piece.num_tokens],
                     logprobs=report.logprobs[: piece.num_tokens],
                     finish_reason=finish_reason,
-                    metrics=None if finish_reason is None else recorder.snapshot(acceptance_low=self._monitor.low),
+                    metrics=None if finish_reason is None else self._metrics(recorder, mode),
                 )
                 if finish_reason is not None:
                     return
+
+    def _metrics(self, recorder: MetricsRecorder, mode: Mode) -> Metrics:
+        return recorder.snapshot(acceptance_low=self._monitor.low, decision=self._engine.explain(mode))
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of any kind of prompt, off the event loop: a long text takes milliseconds."""

@@ -51,17 +51,28 @@ class SourceCosts:
         if alone is None:
             return None
         together = _lane_costs(self.verify_together or self.verify, self.draft_together or self.draft, max_gamma)
-        return SpeedModel(alone=alone, together=together or alone)
+        return SpeedModel(alone=alone, together=alone if together is None else _at_least(alone, together))
 
 
 def _lane_costs(verify: BlockCosts, draft: BlockCosts | None, max_gamma: int) -> LaneCosts | None:
+    draft_ms = 0.0 if draft is None else draft.estimate(1)
+    if draft_ms is None:
+        return None
     verify_ms: dict[int, float] = {}
+    narrower_ms = 0.0
     for width in range(1, max_gamma + 2):
         estimate_ms = verify.estimate(width)
         if estimate_ms is None:
             return None
-        verify_ms[width] = estimate_ms
-    return LaneCosts(draft_ms=(draft.estimate(1) or 0.0) if draft is not None else 0.0, verify_ms=verify_ms)
+        # No block is cheaper than a narrower one; where the clock says so, it was disturbed.
+        verify_ms[width] = narrower_ms = max(narrower_ms, estimate_ms)
+    return LaneCosts(draft_ms=draft_ms, verify_ms=verify_ms)
+
+
+def _at_least(alone: LaneCosts, together: LaneCosts) -> LaneCosts:
+    """Costs together, where company never makes anything faster."""
+    verify_ms = {width: max(alone.verify_ms[width], verify_ms) for width, verify_ms in together.verify_ms.items()}
+    return LaneCosts(draft_ms=max(alone.draft_ms, together.draft_ms), verify_ms=verify_ms)
 
 
 class Controller:

@@ -165,17 +165,16 @@ class Lane:
         """
         self.share(together=together)
         self.roll_back(0)
-        measured_ms = {}
-        for width in widths:
-            if width > min(self.model.max_block, self.capacity):
-                break
-            times_ms = []
-            for _ in range(num_runs):
+        limit = min(self.model.max_block, self.capacity)
+        times_ms: dict[int, list[float]] = {width: [] for width in widths if width <= limit}
+        # In turn, so that a moment in which the machine is slow does not make one width look dear.
+        for _ in range(num_runs):
+            for width, own_ms in times_ms.items():
                 started_s = time.perf_counter()
                 self._forward([0] * width, num_logits=width)
-                times_ms.append(elapsed_ms(started_s))
+                own_ms.append(elapsed_ms(started_s))
                 self.roll_back(0)
-            measured_ms[width] = sorted(times_ms)[num_runs // 2]
+        measured_ms = {width: sorted(own_ms)[num_runs // 2] for width, own_ms in times_ms.items()}
         # The runs themselves were recorded as well, the cold first ones among them.
         (self.costs_together if together else self.costs).calibrate(measured_ms)
 

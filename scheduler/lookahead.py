@@ -56,6 +56,8 @@ class Lookahead:
         """Whether the newest tokens come from a look-up."""
         self._quiet = False
         """Whether, by that piece, no source wants to draft: then no steps are launched beside the one that asks."""
+        self._together = False
+        """Whether a draft goes on beside the last block that was planned."""
         self._draft_ms = 0.0
         self._num_discarded = 0
 
@@ -99,6 +101,7 @@ class Lookahead:
 
     def plan(self, room: int) -> BlockPlan:
         """The next block of at most `room` tokens: all that is ready, and what is worth waiting for."""
+        self._together = self._active(room) and self._runs_ahead and not self._instant
         if not room:
             return BlockPlan()
         size = min(room, self._gamma)
@@ -116,7 +119,7 @@ class Lookahead:
             max_tokens=room,
             guesses=self._guesses(room, stop) if may_guess else (),
             may_guess=may_guess,
-            together=self._active(room) and self._runs_ahead and not self._instant,
+            together=self._together,
         )
 
     def commit(self, judgement: Judgement) -> None:
@@ -151,7 +154,9 @@ class Lookahead:
                 self._num_discarded += len(drafted.proposal)
                 self._draft_ms += drafted.proposal.draft_ms
         self._late = running
-        report = dataclasses.replace(report, draft_ms=self._draft_ms, num_discarded=self._num_discarded)
+        report = dataclasses.replace(
+            report, together=self._together, draft_ms=self._draft_ms, num_discarded=self._num_discarded
+        )
         self._draft_ms, self._num_discarded = 0.0, 0
         return report
 

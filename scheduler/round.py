@@ -165,6 +165,8 @@ class RoundReport:
     num_accepted: int = 0
     hit: bool | None = None
     """Whether the guess for the token after the block was right; None where nothing was guessed."""
+    together: bool = False
+    """Whether a draft went on past the block while that was verified."""
     num_discarded: int = 0
     """Lookahead tokens thrown away since the last report; the block's own rejected ones are none."""
     source: int = 0

@@ -80,9 +80,10 @@ def test_an_answer_streams_and_a_summary_follows(command: Command, checkpoint: P
     expected = generate(checkpoint, [{"role": "user", "content": PROMPT}], max_tokens=20)
     assert command.run("--max-tokens", "20", PROMPT) == 0
     assert command.output == expected.text + "\n"
-    first, second = command.errors.splitlines()
+    first, second, third = command.errors.splitlines()
     assert f"prompt of {expected.metrics.num_prompt_tokens} tokens" in first
     assert second.startswith("speculation: ")
+    assert third.startswith("decided: ngram: ")
 
 
 def test_plain_decoding_has_nothing_to_say_about_speculation(command: Command) -> None:
@@ -165,7 +166,7 @@ def test_json_tells_the_settings_in_effect(command: Command) -> None:
     assert isinstance(settings["seed"], int)
     assert settings["draft"] == ["ngram"]
     assert (settings["gamma"], settings["weights"], settings["threads"]) == (3, "int8", 1)
-    assert (settings["mode"], settings["context_length"], settings["max_tokens"]) == ("sequential", 256, 6)
+    assert (settings["mode"], settings["context_length"], settings["max_tokens"]) == ("auto", 256, 6)
     assert record["metrics"]["num_output_tokens"] == len(record["token_ids"]) == 6
     assert record["finish_reason"] == "length"
 
@@ -198,13 +199,13 @@ COMPARED = ("--compare", "--draft", "early-exit:1", "--gamma", "3", "--max-token
 def test_a_comparison_shows_both_answers_and_a_table(command: Command) -> None:
     text = command.json(*COMPARED[1:])["text"]
     assert command.run(*COMPARED) == 0
-    plain, speculative, table = command.output.removeprefix("--- plain ---\n").split("---\n")[0:3]
-    assert plain == f"{text}\n--- sequential "
-    assert speculative == f"{text}\n--- comparison "
+    answers, table = command.output.split("--- comparison ---\n")
+    assert answers == "".join(f"--- {mode} ---\n{text}\n" for mode in ("plain", "sequential", "auto"))
     lines = table.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["mode", "plain", "sequential"]
-    assert lines[3].startswith("speed-up over plain: sequential ")
-    assert lines[3].endswith("x; the tokens are identical")
+    assert [line.split()[0] for line in lines[:4]] == ["mode", "plain", "sequential", "auto"]
+    assert re.fullmatch(r"speed-up over plain: sequential \S+x, auto \S+x; the tokens are identical", lines[4]), lines[
+        4
+    ]
     assert command.errors == ""
 
 
@@ -241,13 +242,14 @@ def test_a_comparison_in_json(command: Command, sampling: list[str]) -> None:
     comparison = record["comparison"]
     assert comparison["identical"] is True
     assert comparison["num_repetitions"] >= 3
-    assert [*comparison["modes"]] == ["plain", "sequential"]
-    plain, sequential = comparison["modes"].values()
+    assert [*comparison["modes"]] == ["plain", "sequential", "auto"]
+    plain, sequential, _ = comparison["modes"].values()
     assert plain["draft_acceptance_rate"] is None
     assert 0 < sequential["draft_acceptance_rate"] <= 1
     assert sequential["speedup"] == pytest.approx(sequential["tokens_per_s"] / plain["tokens_per_s"])
     assert record["metrics"]["num_draft_tokens"] > 0
-    assert record["settings"]["mode"] == "sequential"
+    assert record["settings"]["mode"] == "auto"
+    assert "times plain decoding" in record["metrics"]["decision"]
 
 
 def test_a_comparison_under_the_rejection_rule_may_differ(command: Command) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +82,7 @@ async def test_no_draft_changes_a_bit(folder: Path, draft_folder: Path, draft: s
     weights = {1: "float32", 2: "float16", 4: "int8", 8: "float16", "adaptive": "int8"}[gamma]
     sources = [draft_folder if name == "folder" else name for name in draft.split("+")]
     async with await Runtime.load(folder, draft=sources, gamma=gamma, weights=weights, threads=1) as loaded:
-        assert loaded.settings.mode is Mode.SEQUENTIAL
+        assert loaded.modes == (Mode.PLAIN, Mode.SEQUENTIAL, Mode.AUTO)
         assert await outputs(loaded) == await expected_outputs(folder, weights)
         if draft != "ngram" and gamma != "adaptive":
             assert (await loaded.generate("hello", max_tokens=40, ignore_eos=True)).metrics.num_draft_tokens > 0
@@ -130,35 +130,57 @@ async def test_a_draft_beside_its_target_is_always_right_about_itself(folder: Pa
     assert metrics.draft_acceptance_rate == metrics.hit_rate == 1.0
 
 
+@pytest.mark.parametrize("draft", ["early-exit:1", "folder", "ngram+folder"])
+@pytest.mark.parametrize("weights", ["float32", "float16", "int8"])
+async def test_no_choice_of_mode_changes_a_bit(folder: Path, draft_folder: Path, draft: str, weights: str) -> None:
+    """With two threads, which the target has alone in one round and shares in the next."""
+    sources = [draft_folder if name == "folder" else name for name in draft.split("+")]
+    async with await Runtime.load(folder, draft=sources, weights=weights, threads=2) as loaded:
+        assert loaded.modes == tuple(Mode)
+        expected = await outputs(loaded, mode=Mode.PLAIN)
+        for mode in (Mode.AUTO, Mode.PIPELINED, Mode.AUTO, Mode.SEQUENTIAL, Mode.PLAIN):
+            assert await outputs(loaded, mode=mode) == expected
+
+
 async def test_each_model_is_loaded_and_measured_on_the_worker_that_runs_it(
     folder: Path, draft_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured: list[tuple[str, str, int]] = []
-    probed: list[tuple[str, int]] = []
+    measured: list[tuple[str, str, int, bool]] = []
+    probed: list[tuple[str, tuple[int, ...]]] = []
     measure, probe = Lane.measure_costs, Decoder._probe
 
-    def watched_measure(lane: Lane) -> None:
-        measured.append((lane.name, threading.current_thread().name, torch.get_num_threads()))
-        measure(lane)
+    def watched_measure(lane: Lane, *, together: bool = False, **options: object) -> None:
+        measure(lane, together=together, **options)  # type: ignore[arg-type]  # passed on as they are
+        measured.append((lane.name, threading.current_thread().name, torch.get_num_threads(), together))
 
-    def watched_probe(decoder: Decoder) -> CallWidths:
-        probed.append((threading.current_thread().name, torch.get_num_threads()))
-        return probe(decoder)
+    def watched_probe(decoder: Decoder, thread_counts: Iterable[int]) -> CallWidths:
+        probed.append((threading.current_thread().name, tuple(sorted({torch.get_num_threads(), *thread_counts}))))
+        return probe(decoder, thread_counts)
 
     monkeypatch.setattr(Lane, "measure_costs", watched_measure)
     monkeypatch.setattr(Decoder, "_probe", watched_probe)
     before = torch.get_num_threads()
-    for draft in ("early-exit:1", draft_folder):
+    for draft, mode in (("early-exit:1", "pipelined"), (draft_folder, "auto")):
         measured.clear()
         probed.clear()
-        async with await Runtime.load(folder, mode="pipelined", draft=draft, threads=3) as loaded:
-            assert measured == [("target", "slipstream-target", 2), ("draft", "slipstream-draft", 1)]
-            assert probed == [("slipstream-target", 2), ("slipstream-draft", 1)]
+        async with await Runtime.load(folder, mode=mode, draft=draft, threads=3) as loaded:
+            shared = loaded._engine.target._cores
+            assert shared is not None
+            assert measured[:2] == [
+                ("target", "slipstream-target", 3, False),
+                ("draft", "slipstream-draft", 3, False),
+            ]
+            assert sorted(measured[2:]) == [
+                ("draft", "slipstream-draft", 1, True),
+                ("target", "slipstream-target", shared.together, True),
+            ]
+            assert probed[0] == ("slipstream-target", (2, 3))
+            assert probed[1:] == ([] if draft == "early-exit:1" else [("slipstream-draft", (3,))])
             assert (loaded.description.threads, loaded.description.draft_threads) == (3, 1)
             assert torch.get_num_threads() == before
     probed.clear()
-    async with await Runtime.load(folder, draft="early-exit:1", threads=3):
-        assert probed == [("slipstream-target", 3)], "a draft on the target's worker takes over its widths"
+    async with await Runtime.load(folder, mode="sequential", draft="early-exit:1", threads=3):
+        assert probed == [("slipstream-target", (3,))], "a draft of the target's layers takes over its widths"
 
 
 @pytest.mark.parametrize("draft", ["ngram", "early-exit", "itself"])
@@ -198,7 +220,7 @@ async def test_a_draft_is_always_right_about_itself(folder: Path) -> None:
 
 
 async def test_the_rejection_rule_can_be_the_default(folder: Path) -> None:
-    async with await Runtime.load(folder, draft=folder, gamma=4, verification="rejection") as loaded:
+    async with await Runtime.load(folder, draft=folder, gamma=4, mode="sequential", verification="rejection") as loaded:
         assert loaded.settings.verification is Verification.REJECTION
         options = {"max_tokens": 40, "temperature": 1.0, "seed": 4, "ignore_eos": True}
         by_rejection = await loaded.generate("hello", **options)  # type: ignore[arg-type]  # real options

@@ -120,8 +120,8 @@ async def test_a_sequential_runtime_has_no_second_worker_to_pipeline_on(checkpoi
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("fast", ValueError, r"mode must be one of 'plain', 'sequential', 'pipelined', got 'fast'"),
-        (1, TypeError, r"mode must be one of 'plain', 'sequential', 'pipelined', not int"),
+        ("fast", ValueError, r"mode must be one of 'plain', 'sequential', 'pipelined', 'auto', got 'fast'"),
+        (1, TypeError, r"mode must be one of 'plain', 'sequential', 'pipelined', 'auto', not int"),
     ],
 )
 async def test_no_other_mode_is_known(runtime: Runtime, name: object, error: type[Exception], message: str) -> None:
@@ -156,7 +156,7 @@ async def test_the_description_tells_what_was_loaded(runtime: Runtime, plain_run
 
 
 async def test_the_description_tells_the_threads_that_were_chosen(checkpoint: Path) -> None:
-    async with await Runtime.load(checkpoint, threads=3) as runtime:
+    async with await Runtime.load(checkpoint, draft="ngram", threads=3) as runtime:
         assert (runtime.description.threads, runtime.description.draft_threads) == (3, 0)
 
 
