@@ -30,17 +30,18 @@ def write_plot(results: Sequence[PointResult], path: Path) -> None:
         MissingDependencyError: if matplotlib is not installed.
     """
     figure = _new_figure()
-    extra_ratio = max(result.point.extra_ratio for result in results)
-    shown = [result for result in results if result.point.extra_ratio == extra_ratio]
+    halves = figure.add_gridspec(2, 1)
+    extra_ratios = sorted({result.point.extra_ratio for result in results})
+    shown = [result for result in results if result.point.extra_ratio == extra_ratios[-1]]
     contentions = sorted({result.point.contention for result in shown})
-    grid = figure.add_gridspec(2, 2 * len(contentions))
+    maps = halves[0].subgridspec(1, len(contentions))
     for column, contention in enumerate(contentions):
-        axes = figure.add_subplot(grid[0, 2 * column : 2 * column + 2])
-        _draw_map(axes, [result for result in shown if result.point.contention == contention], contention)
-    halves = (slice(0, len(contentions)), slice(len(contentions), 2 * len(contentions)))
-    for half, ratio in zip(halves, (0.0, extra_ratio), strict=True):
-        axes = figure.add_subplot(grid[1, half])
-        _draw_curves(axes, [result for result in results if result.point.extra_ratio == ratio], ratio)
+        chosen = [result for result in shown if result.point.contention == contention]
+        _draw_map(figure.add_subplot(maps[0, column]), chosen, contention)
+    curves = halves[1].subgridspec(1, len(extra_ratios))
+    for column, ratio in enumerate(extra_ratios):
+        chosen = [result for result in results if result.point.extra_ratio == ratio]
+        _draw_curves(figure.add_subplot(curves[0, column]), chosen, ratio)
     figure.savefig(path, dpi=110)
 
 
@@ -72,7 +73,7 @@ def _draw_map(axes: Axes, results: Sequence[PointResult], contention: float) -> 
 
 
 def _draw_curves(axes: Axes, results: Sequence[PointResult], extra_ratio: float) -> None:
-    contention = min((result.point.contention for result in results), default=1.0)
+    contention = min(result.point.contention for result in results)
     for number, acceptance in enumerate(_CURVES):
         curve = sorted(
             (
@@ -82,6 +83,8 @@ def _draw_curves(axes: Axes, results: Sequence[PointResult], extra_ratio: float)
             ),
             key=lambda result: result.point.draft_ratio,
         )
+        if not curve:
+            continue
         ratios = [result.point.draft_ratio for result in curve]
         colour = f"C{number}"
         for mode, style in ((RoundMode.SEQUENTIAL, "o"), (RoundMode.PIPELINED, "^-")):
@@ -94,9 +97,8 @@ def _draw_curves(axes: Axes, results: Sequence[PointResult], extra_ratio: float)
     axes.set_xlabel("draft step / verify")
     axes.set_ylabel("speed-up over plain decoding")
     axes.set_title(
-        f"further tokens of a verify cost {extra_ratio:.1%} of the first, lanes x{contention:g}; dashed: "
-        "E(gamma, alpha) / (gamma c + 1)",
+        f"further tokens of a verify cost {extra_ratio:.1%} of the first, lanes x{contention:g}\n"
+        "dashed: E(gamma, alpha) / (gamma c + 1)",
         fontsize=10,
     )
-    if results:
-        axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=7, ncols=2)
