@@ -13,6 +13,7 @@ from runtime.draft_spec import DraftKind, DraftSpec
 from runtime.errors import (
     CheckpointError,
     ContextLengthError,
+    DeviceUnavailableError,
     InsufficientMemoryError,
     MissingDependencyError,
     NonFiniteLogitsError,
@@ -28,13 +29,14 @@ from runtime.options import GenerationKeywords, GenerationOptions
 from runtime.result import Chunk, GenerationResult
 from runtime.runtime import Runtime
 from runtime.token_stream import TokenStream
-from scheduler import FinishReason, TokenLogprob, Verification
+from scheduler import FinishReason, Occupancy, TokenLogprob, Verification
 
 __all__ = [
     "CheckpointError",
     "Chunk",
     "ContextLengthError",
     "Conversation",
+    "DeviceUnavailableError",
     "DraftKind",
     "DraftSpec",
     "FinishReason",
@@ -47,6 +49,7 @@ __all__ = [
     "MissingDependencyError",
     "Mode",
     "NonFiniteLogitsError",
+    "Occupancy",
     "PairError",
     "Runtime",
     "RuntimeClosedError",

@@ -214,7 +214,9 @@ _LOAD_OPTIONS = {
     "weights": _Option(
         help="how matrices are kept; int8 is the fastest and costs some accuracy",
         choices=tuple(kind.value for kind in WeightKind),
+        default="what suits the device",
     ),
+    "device": _Option(help="where to compute: cpu, cuda, cuda:N, or auto, a GPU where there is one", metavar="DEVICE"),
     "threads": _Option(help="threads of model work in all", metavar="THREADS", type=int, default="torch's choice"),
     "context_length": _Option(
         help="most tokens of prompt and answer together",

@@ -5,13 +5,12 @@ Owns the construction of streams, lanes and draft sources. Knows nothing of requ
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-
-import torch
 
 from models import (
     CausalModel,
@@ -23,32 +22,32 @@ from models import (
     available_memory,
     check_memory,
     check_pair,
+    default_weight_kind,
     estimate_memory,
     open_model,
 )
 from models.demo import demo_weights
-from runtime.draft_spec import DraftKind, DraftSpec
+from runtime.draft_spec import AUTO_DRAFT, DraftKind, DraftSpec
 from runtime.engine import Engine, close_streams, decoding_loops
 from runtime.load_settings import LoadSettings, Mode
+from runtime.placement import Placement, place
 from scheduler import (
     Controller,
     CoreShare,
     FixedGamma,
     GammaPolicy,
     Lane,
+    Launch,
     MachinePace,
     ModelProposer,
     NgramProposer,
+    OccupancyProbe,
     Proposer,
     SourceCosts,
-    Stream,
-    ThreadStream,
     measure_together,
 )
 
 DEFAULT_CONTEXT_LENGTH = 8192
-DRAFT_THREADS = 1
-"""Intra-op threads of a draft model beside its target: it is small, and what it has the target lacks."""
 _EARLY_EXIT_SHARE = 5
 """Early exit takes one layer in this many unless told otherwise."""
 _PRIOR_ALPHA = {DraftKind.NGRAM: 0.5, DraftKind.EARLY_EXIT: 0.3, DraftKind.MODEL: 0.6}
@@ -58,91 +57,79 @@ _logger = logging.getLogger("slipstream")
 
 
 async def build_engine(settings: LoadSettings) -> Engine:
-    """Load each model on the worker that will run it, so that what is probed and measured there holds there.
+    """Load each model on the stream that will run it, so that what is probed and measured there holds there.
 
     Raises:
+        DeviceUnavailableError: if there is no such device.
+        ValueError: if a draft source cannot be had on the device.
         SlipstreamError: as the loading functions of `models`.
     """
     specs = settings.draft_specs()
-    plan = _plan_threads(settings, specs)
-    target_stream, draft_stream = _new_streams(settings, plan)
+    placement = place(settings, specs)
+    target_stream, draft_stream = placement.target_stream, placement.draft_stream
+    probe = OccupancyProbe.for_device(placement.device_uuid) if placement.device_uuid is not None else None
     try:
-        loading = target_stream.launch(
-            lambda: _load_target(settings, specs, plan, target_stream), writes=("target.cache",), label="load target"
-        )
-        draft_stream.wait(target_stream.record())
-        drafting = draft_stream.launch(
-            lambda: _load_drafts(settings, specs, loading.result(), draft_stream),
-            writes=("draft.cache",),
-            label="load drafts",
-        )
+        specs = _specs_for(placement, settings, specs)
+        if placement.enqueues:
+            # Launches run where they are made, and loading takes seconds.
+            loaded, drafts = await asyncio.to_thread(_launch_loading, settings, specs, placement)
+        else:
+            loaded, drafts = _launch_loading(settings, specs, placement)
         await draft_stream.record()
-        loaded, drafts = loading.result(), drafting.result()
-        if drafts.lane is not None and plan.overlaps:
-            await measure_together(loaded.lane, drafts.lane)
+        draft_lane = drafts.result().lane
+        if draft_lane is not None and placement.overlaps and not placement.enqueues:
+            await measure_together(loaded.result().lane, draft_lane)
     except BaseException:
         await close_streams(target_stream, draft_stream)
+        if probe is not None:
+            probe.close()
         raise
+    target, sources = loaded.result(), drafts.result()
     return Engine(
-        tokenizer=loaded.target.tokenizer,
-        target=loaded.lane,
+        tokenizer=target.target.tokenizer,
+        target=target.lane,
         draft_stream=draft_stream,
-        proposers=drafts.proposers,
+        proposers=sources.proposers,
         model_sources=frozenset(index for index, spec in enumerate(specs) if spec.is_model),
-        weights=loaded.target.weights,
-        num_threads=plan.total,
-        num_draft_threads=DRAFT_THREADS if plan.overlaps else 0,
-        loops=decoding_loops(settings, loaded.lane, draft_stream, drafts.proposers),
-        controllers=drafts.controllers,
+        weights=target.target.weights,
+        num_threads=placement.num_threads,
+        num_draft_threads=placement.num_draft_threads,
+        loops=decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
+        controllers=sources.controllers,
+        probe=probe,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ThreadPlan:
-    """Who computes with how many intra-op threads."""
-
-    num_threads: int
-    """Of a lane that works alone."""
-    overlaps: bool
-    """Whether a draft model may work beside the target."""
-
-    @property
-    def total(self) -> int:
-        """Most threads that work at once: one is the least for each lane."""
-        return max(self.num_threads, DRAFT_THREADS + 1) if self.overlaps else self.num_threads
-
-    @property
-    def target(self) -> CoreShare:
-        """The target's share of them."""
-        together = self.num_threads - DRAFT_THREADS if self.overlaps else self.num_threads
-        return CoreShare(alone=self.num_threads, together=max(1, together))
-
-    @property
-    def draft(self) -> CoreShare:
-        """The draft's."""
-        return CoreShare(alone=self.num_threads, together=DRAFT_THREADS if self.overlaps else self.num_threads)
+def _launch_loading(
+    settings: LoadSettings, specs: Sequence[DraftSpec], placement: Placement
+) -> tuple[Launch[_LoadedTarget], Launch[_LoadedDrafts]]:
+    target_stream, draft_stream = placement.target_stream, placement.draft_stream
+    loading = target_stream.launch(
+        lambda: _load_target(settings, specs, placement), writes=("target.cache",), label="load target"
+    )
+    draft_stream.wait(target_stream.record())
+    drafting = draft_stream.launch(
+        lambda: _load_drafts(settings, specs, loading.result(), placement),
+        writes=("draft.cache",),
+        label="load drafts",
+    )
+    return loading, drafting
 
 
-def _plan_threads(settings: LoadSettings, specs: Sequence[DraftSpec]) -> _ThreadPlan:
-    """One thread for two lanes is no choice to make: they take turns, unless overlap was asked for in so many words."""
-    num_threads = settings.threads or torch.get_num_threads()
-    wanted = settings.mode is Mode.PIPELINED or (settings.mode is Mode.AUTO and num_threads > DRAFT_THREADS)
-    overlaps = wanted and any(spec.is_model for spec in specs)
-    return _ThreadPlan(num_threads=num_threads, overlaps=overlaps)
+def _specs_for(placement: Placement, settings: LoadSettings, specs: Sequence[DraftSpec]) -> tuple[DraftSpec, ...]:
+    """The sources that can be had there: rounds that stay on a device cannot look anything up on the host.
 
-
-def _new_streams(settings: LoadSettings, plan: _ThreadPlan) -> tuple[Stream, Stream]:
-    """The target's and the draft's.
-
-    Where they take turns, one worker serves both, and no second pool of threads stands in its way. A draft that only
-    looks things up has a worker of its own where that was asked for in so many words.
+    Raises:
+        ValueError: if one that cannot be had was asked for by name.
     """
-    target_stream = ThreadStream("target", num_threads=plan.num_threads)
-    if plan.overlaps:
-        return target_stream, ThreadStream("draft", num_threads=plan.num_threads)
-    if settings.mode is Mode.PIPELINED:
-        return target_stream, ThreadStream("draft", num_threads=DRAFT_THREADS)
-    return target_stream, target_stream
+    if not placement.enqueues or all(spec.is_model for spec in specs):
+        return tuple(specs)
+    if settings.draft != AUTO_DRAFT:
+        raise ValueError(
+            f"draft 'ngram' looks tokens up on the host, which rounds on {placement.device} never ask; name a draft "
+            "model or 'early-exit' alone, or load with device='cpu'"
+        )
+    return tuple(spec for spec in specs if spec.is_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +138,6 @@ class _LoadedTarget:
 
     target: LoadedModel
     lane: Lane
-    plan: _ThreadPlan
     drafts: tuple[OpenModel | None, ...]
     """By source; None where it has no file of its own."""
     files: ExitStack
@@ -167,33 +153,31 @@ class _LoadedDrafts:
     """Of the draft model, where there is one."""
 
 
-def _load_target(
-    settings: LoadSettings, specs: Sequence[DraftSpec], plan: _ThreadPlan, stream: Stream
-) -> _LoadedTarget:
+def _load_target(settings: LoadSettings, specs: Sequence[DraftSpec], placement: Placement) -> _LoadedTarget:
     with ExitStack() as stack:
         source = demo_weights() if settings.target is None else settings.target
-        opened = stack.enter_context(open_model(source, weights=settings.weights))
-        drafts = tuple(_open_draft(spec, settings, stack) for spec in specs)
-        _check_memory(settings, opened.config, specs, drafts)
-        cores = plan.target
-        loaded = opened.load(thread_counts={cores.alone, cores.together})
-        if cores.together not in loaded.thread_counts:
+        opened = stack.enter_context(open_model(source, weights=settings.weights, device=placement.device))
+        drafts = tuple(_open_draft(spec, settings, placement, stack) for spec in specs)
+        _check_memory(settings, placement, opened.config, specs, drafts)
+        cores = placement.target_cores
+        loaded = opened.load(thread_counts=() if cores is None else {cores.alone, cores.together})
+        if cores is not None and cores.together not in loaded.thread_counts:
             # Other threads would mean other bits, and the same seed other tokens.
             cores = CoreShare(alone=cores.alone, together=cores.alone)
         lane = Lane(
             "target",
             loaded.model,
-            stream,
+            placement.target_stream,
             capacity=_context_length(settings, loaded.model.context_length),
             cores=cores,
             pace=MachinePace(),
         )
         lane.measure_costs()
-        return _LoadedTarget(target=loaded, lane=lane, plan=plan, drafts=drafts, files=stack.pop_all())
+        return _LoadedTarget(target=loaded, lane=lane, drafts=drafts, files=stack.pop_all())
 
 
 def _load_drafts(
-    settings: LoadSettings, specs: Sequence[DraftSpec], loaded: _LoadedTarget, stream: Stream
+    settings: LoadSettings, specs: Sequence[DraftSpec], loaded: _LoadedTarget, placement: Placement
 ) -> _LoadedDrafts:
     controllers: list[Controller] = []
     proposers: list[Proposer] = []
@@ -205,20 +189,19 @@ def _load_drafts(
                 costs = SourceCosts(verify=loaded.lane.costs, draft=None)
                 proposers.append(NgramProposer(_policy_factory(spec, settings, costs, controllers)))
                 continue
-            draft_lane = _draft_lane(draft.model, loaded, stream)
+            draft_lane = _draft_lane(draft.model, loaded.lane, placement)
             policy = _policy_factory(spec, settings, _costs_of(loaded.lane, draft_lane), controllers)()
             proposers.append(ModelProposer(draft_lane, policy, num_shared_ids=draft.num_shared_ids))
     return _LoadedDrafts(proposers=tuple(proposers), controllers=tuple(controllers), lane=draft_lane)
 
 
-def _draft_lane(model: CausalModel, loaded: _LoadedTarget, stream: Stream) -> Lane:
-    target = loaded.lane
+def _draft_lane(model: CausalModel, target: Lane, placement: Placement) -> Lane:
     lane = Lane(
         "draft",
         model,
-        stream,
+        placement.draft_stream,
         capacity=min(target.capacity, model.context_length),
-        cores=loaded.plan.draft,
+        cores=placement.draft_cores,
         pace=target.pace,
     )
     lane.measure_costs()
@@ -234,14 +217,15 @@ def _costs_of(target: Lane, draft: Lane) -> SourceCosts:
     )
 
 
-def _open_draft(spec: DraftSpec, settings: LoadSettings, stack: ExitStack) -> OpenModel | None:
+def _open_draft(spec: DraftSpec, settings: LoadSettings, placement: Placement, stack: ExitStack) -> OpenModel | None:
     if spec.source is None:
         return None
-    return stack.enter_context(open_model(spec.source, weights=settings.weights))
+    return stack.enter_context(open_model(spec.source, weights=settings.weights, device=placement.device))
 
 
 def _check_memory(
     settings: LoadSettings,
+    placement: Placement,
     target: ModelConfig | None,
     specs: Sequence[DraftSpec],
     drafts: Sequence[OpenModel | None],
@@ -256,14 +240,15 @@ def _check_memory(
         elif spec.kind is DraftKind.EARLY_EXIT:
             draft_config = dataclasses.replace(target, num_layers=_num_exit_layers(spec, target))
     has_own_weights = any(draft is not None for draft in drafts)
+    weights = settings.weights or default_weight_kind(placement.device)
     estimate = estimate_memory(
         target,
         context_length=_context_length(settings, target.context_length),
-        target_weights=settings.weights,
+        target_weights=weights,
         draft=draft_config,
-        draft_weights=settings.weights if has_own_weights else None,
+        draft_weights=weights if has_own_weights else None,
     )
-    check_memory(estimate, available_memory())
+    check_memory(estimate, available_memory(placement.device))
 
 
 def _context_length(settings: LoadSettings, model_context_length: int) -> int:

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+AUTO_DRAFT = "auto"
+"""What suits the target."""
+
 
 class DraftKind(StrEnum):
     """Where proposals come from."""
@@ -53,7 +56,7 @@ def read_draft_specs(draft: object, *, is_demo: bool) -> tuple[DraftSpec, ...]:
         raise ValueError("draft may not be empty; 'none' decodes without one")
     if draft == "none":
         return ()
-    if draft == "auto":
+    if draft == AUTO_DRAFT:
         auto = (DraftSpec(kind=DraftKind.NGRAM),)
         return (*auto, DraftSpec(kind=DraftKind.EARLY_EXIT)) if is_demo else auto
     if draft == DraftKind.NGRAM:

@@ -6,12 +6,25 @@ Owns the loops and the end of the streams. Knows nothing of requests or text, no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from models import Tokenizer, WeightKind
 from runtime.load_settings import LoadSettings, Mode
-from scheduler import Controller, Lane, PipelinedLoop, Proposer, SequentialLoop, Stream
+from scheduler import (
+    Controller,
+    Lane,
+    Occupancy,
+    OccupancyProbe,
+    PipelinedLoop,
+    Proposer,
+    Residency,
+    SequentialLoop,
+    Stream,
+    overlap_advice,
+)
 
 DecodingLoop = SequentialLoop | PipelinedLoop
 
@@ -37,6 +50,8 @@ class Engine:
     """For each mode that requests may ask for, all over the same lanes."""
     controllers: tuple[Controller, ...] = ()
     """Whatever chooses for the draft sources."""
+    probe: OccupancyProbe | None = None
+    """Watches the GPU that it runs on; None on a CPU."""
 
     @property
     def draft_names(self) -> tuple[str, ...]:
@@ -65,9 +80,30 @@ class Engine:
         """
         return self.loops[mode]
 
+    @contextmanager
+    def watched_work(self) -> Generator[None, None, None]:
+        """A request is decoded: whether anything may run ahead meanwhile is decided by who else uses the device."""
+        if self.probe is None:
+            yield
+            return
+        # Asked before the work begins: what keeps the device busy now is not ours.
+        advice = overlap_advice(self.probe.latest())
+        for controller in self.controllers:
+            controller.no_overlap = None if advice.allowed else advice.reason
+        with self.probe.own_work():
+            yield
+
+    def occupancy(self) -> Occupancy:
+        """How full the device is; never blocks."""
+        if self.probe is None:
+            return Occupancy.unknown("it runs on the CPU", taken_at_s=time.monotonic())
+        return self.probe.latest()
+
     async def close(self) -> None:
         """End the streams' threads, off the event loop."""
         await close_streams(self.target.stream, self.draft_stream)
+        if self.probe is not None:
+            await asyncio.to_thread(self.probe.close)
 
 
 async def close_streams(*streams: Stream) -> None:
@@ -81,7 +117,12 @@ async def close_streams(*streams: Stream) -> None:
 
 
 def decoding_loops(
-    settings: LoadSettings, target: Lane, draft_stream: Stream, proposers: Sequence[Proposer]
+    settings: LoadSettings,
+    target: Lane,
+    draft_stream: Stream,
+    proposers: Sequence[Proposer],
+    *,
+    residency: Residency | None = None,
 ) -> dict[Mode, DecodingLoop]:
     """A loop for each mode that a runtime of these settings serves.
 
@@ -93,7 +134,7 @@ def decoding_loops(
         match mode:
             case Mode.PLAIN:
                 # No draft is asked, and no room is kept for what it would propose.
-                loops[mode] = SequentialLoop(target, target.stream, max_gamma=0, name="plain")
+                loops[mode] = SequentialLoop(target, target.stream, max_gamma=0, residency=residency, name="plain")
             case Mode.PIPELINED | Mode.AUTO if two_streams:
                 loops[mode] = PipelinedLoop(
                     target,
@@ -105,6 +146,7 @@ def decoding_loops(
                     min_lead=0 if mode is Mode.AUTO else None,
                     num_awaited=settings.num_awaited,
                     warmup_tokens=settings.warmup_tokens,
+                    residency=residency,
                     name=mode.value,
                 )
             case Mode.SEQUENTIAL | Mode.AUTO:
@@ -114,6 +156,7 @@ def decoding_loops(
                     proposers,
                     max_gamma=settings.gamma_limit,
                     warmup_tokens=settings.warmup_tokens,
+                    residency=residency,
                     name=mode.value,
                 )
     return loops

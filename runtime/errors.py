@@ -6,6 +6,7 @@
     ├── PairError                  target and draft do not share token ids
     ├── InsufficientMemoryError    weights, caches and activations would not fit
     ├── MissingDependencyError     an optional package is needed (also an ImportError)
+    ├── DeviceUnavailableError     a device was asked for that cannot be used
     ├── NonFiniteLogitsError       a model returned a row that nothing can be drawn from
     ├── StaleLaunchError           the result was asked for of work that was skipped
     ├── StreamClosedError          work was launched on a closed stream
@@ -30,6 +31,7 @@ from models.errors import (
     UnsupportedModelError,
 )
 from scheduler.errors import (
+    DeviceUnavailableError,
     NonFiniteLogitsError,
     ScheduleError,
     StaleLaunchError,
@@ -51,6 +53,7 @@ class RuntimeClosedError(SlipstreamError):
 __all__ = [
     "CheckpointError",
     "ContextLengthError",
+    "DeviceUnavailableError",
     "InsufficientMemoryError",
     "MissingDependencyError",
     "NonFiniteLogitsError",

@@ -6,14 +6,15 @@ Owns `LoadSettings` and `Mode`. Knows nothing of checkpoints or lanes.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from models import CPU_WEIGHT_KIND, WeightKind
-from runtime.draft_spec import DraftSpec, read_draft_specs
+from models import WeightKind
+from runtime.draft_spec import AUTO_DRAFT, DraftSpec, read_draft_specs
 from runtime.keywords import as_choice, check_names
 from scheduler import Verification, check_integer, check_number
 
@@ -22,6 +23,8 @@ DEFAULT_MAX_GAMMA = 8
 MAX_LEAD = 32
 DEFAULT_MAX_LEAD = 8
 ADAPTIVE = "adaptive"
+AUTO_DEVICE = "auto"
+_GPU_NAME = re.compile(r"cuda(:\d+)?")
 
 
 class Mode(StrEnum):
@@ -63,7 +66,7 @@ class LoadSettings:
 
     target: str | Path | None = None
     """A folder, a hub id or a GGUF file; None is the demo model."""
-    draft: str | Path | Sequence[str | Path] | None = "auto"
+    draft: str | Path | Sequence[str | Path] | None = AUTO_DRAFT
     """`auto` (n-gram, and for the demo model early exit), `none`, `ngram`, `early-exit`, `early-exit:K`, a model,
     or a list of these; the first one with something to propose is heard."""
     mode: Mode = Mode.AUTO
@@ -76,8 +79,9 @@ class LoadSettings:
     num_awaited: int | None = None
     """PIPELINED and AUTO: proposals that the target waits for where fewer are ready; 0 never waits for the draft, None
     waits for as many as gamma says, as a sequential round does."""
-    weights: WeightKind = CPU_WEIGHT_KIND
-    """How matrices are kept: float16 where the CPU has kernels for it (x86-64), else float32."""
+    weights: WeightKind | None = None
+    """How matrices are kept; None takes what suits the device: bfloat16 on a GPU, float16 where the CPU has kernels for
+    it (x86-64), else float32."""
     threads: int | None = None
     """Intra-op threads of model work in all; None takes torch's own choice. While a draft model and its target work at
     the same time, the draft has one of them and the target the others, at least one; while one works alone it has them
@@ -92,13 +96,14 @@ class LoadSettings:
     """Below this rolling acceptance rate one warning is logged; 0 never warns."""
     verification: Verification | None = None
     """Default rule of requests that name none."""
-    device: str = "auto"
-    """`auto` or `cpu`."""
+    device: str = AUTO_DEVICE
+    """`cpu`, `cuda`, `cuda:1` and so on, or `auto`: a GPU where there is one that torch can use."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("mode", Mode), ("weights", WeightKind)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} must be a {kind.__name__}, not {type(getattr(self, name)).__name__}")
+        if not isinstance(self.mode, Mode):
+            raise TypeError(f"mode must be a Mode, not {type(self.mode).__name__}")
+        if self.weights is not None and not isinstance(self.weights, WeightKind):
+            raise TypeError(f"weights must be a WeightKind or None, not {type(self.weights).__name__}")
         if self.gamma != ADAPTIVE:
             if isinstance(self.gamma, str):
                 raise ValueError(
@@ -119,8 +124,10 @@ class LoadSettings:
             check_integer("context_length", self.context_length, low=2, advice="left out, it is the model's own")
         check_integer("warmup_tokens", self.warmup_tokens, low=0, advice="0 proposes from the first token on")
         check_number("acceptance_threshold", self.acceptance_threshold, low=0.0, high=1.0, advice="0 never warns")
-        if self.device not in ("auto", "cpu"):
-            raise ValueError(f"device must be 'auto' or 'cpu' in this version, got {self.device!r}")
+        if not isinstance(self.device, str):
+            raise TypeError(f"device must be a name, not {type(self.device).__name__}")
+        if self.device not in (AUTO_DEVICE, "cpu") and not _GPU_NAME.fullmatch(self.device):
+            raise ValueError(f"device must be {AUTO_DEVICE!r}, 'cpu', 'cuda' or 'cuda:N', got {self.device!r}")
         if self.target is not None and not isinstance(self.target, (str, Path)):
             raise TypeError(f"target must be a path or a hub id, not {type(self.target).__name__}")
         if self.verification is not None and not isinstance(self.verification, Verification):

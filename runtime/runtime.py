@@ -24,7 +24,7 @@ from runtime.request_queue import RequestQueue
 from runtime.result import Chunk, GenerationResult
 from runtime.token_stream import TokenStream
 from runtime.transcript import Transcript
-from scheduler import AcceptanceMonitor, DecodeRequest, FinishReason
+from scheduler import AcceptanceMonitor, DecodeRequest, FinishReason, Occupancy
 
 Message = Mapping[str, object]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -115,6 +115,11 @@ class Runtime:
         return self._engine.target.capacity
 
     @property
+    def occupancy(self) -> Occupancy:
+        """How full the GPU is that it runs on; what is unknown is None with a reason. Never blocks."""
+        return self._engine.occupancy()
+
+    @property
     def acceptance_rate(self) -> float | None:
         """Rolling acceptance rate of the draft model over recent requests; None before it proposed anything."""
         return self._monitor.acceptance_rate
@@ -169,9 +174,10 @@ class Runtime:
                 raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
             recorder.start()
             try:
-                async with aclosing(self._decode(request, options, recorder)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+                with self._engine.watched_work():
+                    async with aclosing(self._decode(request, options, recorder)) as chunks:
+                        async for chunk in chunks:
+                            yield chunk
             except StreamClosedError as error:
                 raise RuntimeClosedError("this runtime was closed while the request ran; load a new one") from error
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from models import WeightKind
 from runtime import DraftKind, DraftSpec, LoadSettings, Mode, Verification
 from runtime.load_settings import DEFAULT_MAX_GAMMA, MAX_GAMMA, MAX_LEAD
 
@@ -71,6 +72,16 @@ def test_a_runtime_serves_its_mode_and_all_simpler_ones() -> None:
     assert Mode.PLAIN.served == (Mode.PLAIN,)
     assert Mode.SEQUENTIAL.served == (Mode.PLAIN, Mode.SEQUENTIAL)
     assert Mode.PIPELINED.served == (Mode.PLAIN, Mode.SEQUENTIAL, Mode.PIPELINED)
+    assert Mode.AUTO.served == tuple(Mode)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:11"])
+def test_devices_have_torch_s_names(device: str) -> None:
+    assert from_keywords(device=device).device == device
+
+
+def test_weights_left_open_suit_the_device() -> None:
+    assert from_keywords().weights is from_keywords(weights=None).weights is None
 
 
 def test_limits_of_lookahead_are_allowed() -> None:
@@ -82,9 +93,9 @@ def test_limits_of_lookahead_are_allowed() -> None:
 
 def test_names_stand_for_modes_weights_and_rules() -> None:
     settings = from_keywords(mode="plain", weights="int8", verification="rejection")
-    assert (settings.mode, settings.weights.value, settings.verification) == (
+    assert (settings.mode, settings.weights, settings.verification) == (
         Mode.PLAIN,
-        "int8",
+        WeightKind.INT8,
         Verification.REJECTION,
     )
 
@@ -97,7 +108,8 @@ WRONG_TYPES: dict[str, tuple[object, ...]] = {
     "max_gamma": (1.5, True, None, "8"),
     "max_lead": (1.5, True, None, "8"),
     "num_awaited": (1.5, True, "8"),
-    "weights": (8, None),
+    "weights": (8, True),
+    "device": (None, 3),
     "threads": (1.5, True, "2"),
     "context_length": (1.5, True, "2"),
     "warmup_tokens": (1.5, True, None),
@@ -117,7 +129,7 @@ WRONG_VALUES: dict[str, tuple[object, ...]] = {
     "warmup_tokens": (-1,),
     "acceptance_threshold": (-0.1, 1.1, float("nan")),
     "verification": ("exact", ""),
-    "device": ("cuda:9", "tpu", "", None, 3),
+    "device": ("cuda:", "cuda:x", "cuda:-1", "gpu", "tpu", "CPU", ""),
 }
 
 

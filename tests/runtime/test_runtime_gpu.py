@@ -1,0 +1,106 @@
+"""A runtime whose lanes are CUDA streams: here on a made-up driver, whose events pass when a seeded clock says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import runtime.placement
+from runtime import DeviceUnavailableError, Mode, Runtime, SlipstreamError
+from scheduler import CudaStream
+from tests.support.fake_cuda import MOST_URGENT, FakeDriver
+from tests.support.tiny_checkpoint import write_tiny_folder
+
+PROMPTS = ("hello the hello the hello", "x")
+SAMPLINGS = (
+    {},
+    {"temperature": 0.9, "seed": 3},
+    {"temperature": 1.0, "seed": 4, "top_p": 0.8, "presence_penalty": 0.5},
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(params=range(3))
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
+    """Found wherever a GPU is looked for."""
+    made_up = FakeDriver(request.param)
+    monkeypatch.setattr(runtime.placement, "TorchCudaDriver", lambda device: made_up)
+    monkeypatch.setattr(runtime.placement, "why_no_cuda", lambda device: None)
+    yield made_up
+    assert made_up.faults == []
+
+
+async def outputs(loaded: Runtime, mode: Mode | None = None) -> list[tuple[object, ...]]:
+    results = [
+        await loaded.generate(prompt, max_tokens=20, ignore_eos=True, logprobs=2, mode=mode, **sampling)  # type: ignore[arg-type]  # real options
+        for prompt in PROMPTS
+        for sampling in SAMPLINGS
+    ]
+    return [(result.token_ids, result.text, result.finish_reason) for result in results]
+
+
+async def test_every_mode_writes_what_the_cpu_writes(folder: Path, driver: FakeDriver) -> None:
+    async with await Runtime.load(folder, device="cpu", mode="plain", weights="float32", threads=1) as on_cpu:
+        expected = await outputs(on_cpu)
+    async with await Runtime.load(folder, draft="early-exit:1", weights="float32", threads=1) as loaded:
+        assert loaded.modes == tuple(Mode)
+        for mode in (None, Mode.PLAIN, Mode.PIPELINED, Mode.SEQUENTIAL, Mode.AUTO):
+            assert await outputs(loaded, mode) == expected
+        assert (await loaded.generate(PROMPTS[0], max_tokens=30, mode="pipelined")).metrics.num_draft_tokens > 0
+
+
+async def test_draft_and_target_have_streams_of_their_own(folder: Path, driver: FakeDriver) -> None:
+    async with await Runtime.load(folder, draft="early-exit:1", weights="float32") as loaded:
+        target, draft = loaded._engine.target.stream, loaded._engine.draft_stream
+        assert isinstance(target, CudaStream)
+        assert isinstance(draft, CudaStream)
+        assert target is not draft
+        assert [stream.priority for stream in driver._streams] == [0, MOST_URGENT]
+
+
+async def test_a_request_that_is_left_leaves_the_runtime_usable(folder: Path, driver: FakeDriver) -> None:
+    async with await Runtime.load(folder, draft="early-exit:1", gamma=3, weights="float32", mode="pipelined") as loaded:
+        expected = (await loaded.generate(PROMPTS[0], max_tokens=25, ignore_eos=True)).token_ids
+        for _ in range(3):
+            async with loaded.stream(PROMPTS[1], max_tokens=200, ignore_eos=True) as chunks:
+                async for _chunk in chunks:
+                    break
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(loaded.generate("y", max_tokens=230, ignore_eos=True), timeout=0.001)
+            assert (await loaded.generate(PROMPTS[0], max_tokens=25, ignore_eos=True)).token_ids == expected
+
+
+async def test_look_ups_are_left_out_unless_asked_for(folder: Path, driver: FakeDriver) -> None:
+    async with await Runtime.load(folder, weights="float32") as loaded:
+        assert loaded.description.draft == ()
+        assert (await loaded.generate("x", max_tokens=3)).metrics.decision == "plain decoding: there is no draft"
+    for draft in ("ngram", ["ngram", "early-exit:1"]):
+        with pytest.raises(ValueError, match=r"draft 'ngram' looks tokens up on the host.*or load with device='cpu'"):
+            await Runtime.load(folder, draft=draft, weights="float32")
+
+
+async def test_the_occupancy_says_why_it_is_unknown(folder: Path, driver: FakeDriver) -> None:
+    async with await Runtime.load(folder, draft="early-exit:1", weights="float32") as loaded:
+        await loaded.generate("x", max_tokens=3)
+        reading = loaded.occupancy
+        assert reading.memory_free_bytes.value is None
+        assert reading.memory_free_bytes.reason
+    async with await Runtime.load(folder, device="cpu", threads=1, draft="ngram") as on_cpu:
+        assert on_cpu.occupancy.gpu_percent.reason == "it runs on the CPU"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+async def test_without_a_gpu_it_says_so_and_what_to_do(folder: Path) -> None:
+    with pytest.raises(DeviceUnavailableError, match=r"or run with device='cpu'") as caught:
+        await Runtime.load(folder, device="cuda")
+    assert isinstance(caught.value, SlipstreamError)
+    async with await Runtime.load(folder, device="auto", threads=1, draft="ngram") as loaded:
+        assert loaded.description.device == "cpu"
