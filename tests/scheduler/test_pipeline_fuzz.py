@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from tests.fuzz.__main__ import main
-from tests.fuzz.case import Case, FateKind, cases_of, telling_cases
+from tests.fuzz.case import Case, FateKind, Place, cases_of, telling_cases
 from tests.fuzz.law import Sample, bound_of, exact_law
 from tests.fuzz.mutants import installed, rewritten
 from tests.fuzz.noise import precomputed_noise
@@ -48,6 +50,14 @@ def test_cases_take_every_turn() -> None:
     assert len({setup.draft_block for setup in setups}) == 3
 
 
+def test_half_of_the_cases_run_on_the_device_and_another_seed_has_the_other_half() -> None:
+    first, second = [
+        {dataclasses.replace(case, seed=0, place=Place.HOST): case.place for case in cases_of(seed)} for seed in (6, 7)
+    ]
+    assert Counter(first.values()) == {Place.HOST: 144, Place.DEVICE: 144}
+    assert all(first[combination] is not second[combination] for combination in first)
+
+
 def test_a_case_is_what_its_name_says() -> None:
     for case in itertools.islice(cases_of(7), 0, 288, 17):
         assert Case.parse(str(case)) == case
@@ -56,7 +66,15 @@ def test_a_case_is_what_its_name_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1/coupled/never/3", "1/none/never/3/2", "1/coupled/never/0/2", "x/coupled/never/1/2"]
+    "text",
+    [
+        "",
+        "1/coupled/never/3/2/nowhere",
+        "1/coupled/never/3",
+        "1/none/never/3/2",
+        "1/coupled/never/0/2",
+        "x/coupled/never/1/2",
+    ],
 )
 def test_a_name_of_no_case_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"as in 17/coupled/never/3/2|between 1 and 6"):
