@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from scheduler import AwaitMethod, CudaStream, Lineage
+from scheduler import AwaitMethod, CudaStream, Launch, Lineage
 from tests.support.fake_cuda import LEAST_URGENT, MOST_URGENT, FakeDriver, FakeEvent
 from tests.support.stream_contract import PATIENCE_S, Run, fail, finished
 
@@ -133,6 +133,30 @@ class TestLaunching:
         launch = stream.launch(int)
         stream.record().synchronize()
         assert launch.result() == 0
+
+
+class TestClosing:
+    def test_by_another_thread_waits_for_a_launch_to_end(self, driver: FakeDriver, stream: CudaStream) -> None:
+        inside, leave = threading.Event(), threading.Event()
+        launched: list[Launch[str]] = []
+
+        def work() -> str:
+            inside.set()
+            leave.wait(PATIENCE_S)
+            return "ended"
+
+        launcher = threading.Thread(target=lambda: launched.append(stream.launch(work)))
+        launcher.start()
+        assert inside.wait(PATIENCE_S)
+        closer = threading.Thread(target=stream.close)
+        closer.start()
+        closer.join(0.05)
+        assert closer.is_alive()
+        leave.set()
+        for thread in (launcher, closer):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+        assert launched[0].result() == "ended"
 
 
 class TestPriority:
