@@ -8,7 +8,6 @@
     ├── MissingDependencyError     an optional package is needed (also an ImportError)
     ├── DeviceUnavailableError     a device was asked for that cannot be used
     ├── NonFiniteLogitsError       a model returned a row that nothing can be drawn from
-    ├── DeviceUnavailableError     a device was asked for that cannot be used
     ├── StaleLaunchError           the result was asked for of work that was skipped
     ├── StreamClosedError          work was launched on a closed stream
     ├── ScheduleError              a virtual device found that a program does not order its work
@@ -33,7 +32,6 @@ from models.errors import (
 )
 from scheduler.errors import (
     DeviceUnavailableError,
-    DeviceUnavailableError,
     NonFiniteLogitsError,
     ScheduleError,
     StaleLaunchError,
@@ -55,7 +53,6 @@ class RuntimeClosedError(SlipstreamError):
 __all__ = [
     "CheckpointError",
     "ContextLengthError",
-    "DeviceUnavailableError",
     "DeviceUnavailableError",
     "InsufficientMemoryError",
     "MissingDependencyError",
