@@ -128,7 +128,7 @@ async def test_sources_that_cannot_be_loaded(tmp_path: Path) -> None:
 async def test_no_room_for_the_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     scarce = AvailableMemory(num_bytes=1_000_000, reason="planted")
-    monkeypatch.setattr("runtime.assembly.available_memory", lambda: scarce)
+    monkeypatch.setattr("runtime.assembly.available_memory", lambda device: scarce)
     with pytest.raises(InsufficientMemoryError, match=r"context|smaller"):
         await Runtime.load(folder)
     monkeypatch.undo()

@@ -85,7 +85,7 @@ def test_one_draft_is_no_list() -> None:
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        (LoadSettings, ["draft", "mode", "gamma", "max_gamma", "max_lead", "warmup_tokens", "weights"]),
+        (LoadSettings, ["draft", "mode", "gamma", "max_gamma", "max_lead", "warmup_tokens", "device"]),
         (
             GenerationOptions,
             [

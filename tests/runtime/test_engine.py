@@ -367,7 +367,7 @@ async def test_missing_sources_are_named(source: str, monkeypatch: pytest.Monkey
 async def test_room_for_the_caches_is_checked_before_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scarce(num_bytes: int) -> None:
         free = AvailableMemory(num_bytes=num_bytes, reason="planted")
-        monkeypatch.setattr(runtime.assembly, "available_memory", lambda: free)
+        monkeypatch.setattr(runtime.assembly, "available_memory", lambda device: free)
 
     scarce(1 << 10)
     with pytest.raises(InsufficientMemoryError, match=r"need about .* MiB .*\(planted\); no context length would fit"):
