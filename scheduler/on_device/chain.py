@@ -188,6 +188,7 @@ class DeviceChain:
         return len(block) == len(missed_ids)
 
     def _proposal(self, slot: int, num_tokens: int) -> DeviceProposal:
+        self._lane.share(together=self._proposer.lead > 0)
         tokens: list[DeviceToken] = []
         probabilities: list[torch.Tensor] = []
         for place in range(num_tokens):

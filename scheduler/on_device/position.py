@@ -30,15 +30,17 @@ class Restart:
 
 
 class ChainPosition:
-    """Tensors of one chain; their addresses stay, and every shape is the same in every round."""
+    """Tensors of one chain; their addresses stay, and every shape is the same in every round.
+
+    They are made without a kernel, as whoever makes them does so on no stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.next_position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.next_position = torch.empty(1, dtype=torch.int64, device=device)
         """int64, one element; of the token to be drawn next."""
-        self.tail_2 = torch.zeros(2, dtype=torch.int64, device=device)
+        self.tail_2 = torch.empty(2, dtype=torch.int64, device=device)
         """int64; the two tokens before it."""
-        self._steps_2 = upload_ids((2, 1), device)
         self._committed: DeviceCounts | None = None
         self.counts: DeviceCounts | None = None
         """Of text and chain; None where no penalty asks for them."""
@@ -51,7 +53,7 @@ class ChainPosition:
 
     def tail_positions_2(self) -> torch.Tensor:
         """int64; where the two tokens stand."""
-        return (self.next_position - self._steps_2).clamp_(min=0)
+        return (self.next_position + torch.arange(-2, 0, device=self._device)).clamp_(min=0)
 
     def advance(self, token_id: torch.Tensor) -> None:
         """The token (int64, one element) was drawn."""

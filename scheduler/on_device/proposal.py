@@ -4,7 +4,7 @@ Owns `DeviceProposal`, which counts, cuts and joins like any proposal, and `Toke
 from the draft's stream to the target's. Knows nothing of streams: who may write a slot when is the drafter's affair.
 
 Memory that one stream allocates and another reads must not be given back in between. So nothing that the target reads
-is allocated by a step: slots are there once and for all.
+is allocated by a step: slots are there once and for all, and empty until a launch fills them.
 
 Shape suffixes: S slots, N tokens a slot, T tokens of a proposal, V vocabulary.
 """
@@ -98,8 +98,8 @@ class TokenSlots:
             num_tokens: N, the most that one launch drafts.
             device: where the draft runs.
         """
-        self._ids_SN = torch.zeros(num_slots, num_tokens, dtype=torch.int64, device=device)
-        self._sound_SN = torch.ones(num_slots, num_tokens, dtype=torch.bool, device=device)
+        self._ids_SN = torch.empty(num_slots, num_tokens, dtype=torch.int64, device=device)
+        self._sound_SN = torch.empty(num_slots, num_tokens, dtype=torch.bool, device=device)
         self._probabilities_SNV: torch.Tensor | None = None
         self._keeps_probabilities = False
 
@@ -110,7 +110,7 @@ class TokenSlots:
             return
         wanted = (*self._ids_SN.shape, vocab_size)
         if self._probabilities_SNV is None or self._probabilities_SNV.shape != wanted:
-            self._probabilities_SNV = torch.zeros(wanted, device=self._ids_SN.device)
+            self._probabilities_SNV = torch.empty(wanted, device=self._ids_SN.device)
 
     def write(self, slot: int, place: int, token_id: torch.Tensor, sound: torch.Tensor) -> DeviceToken:
         """Put down a token (int64, one element), and whether its row was sound (bool, one element)."""

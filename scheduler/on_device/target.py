@@ -217,10 +217,10 @@ class _RestartSlots:
     """Memory by which verdicts pass from the target's stream to the draft's: allocated once, one row for each slot."""
 
     def __init__(self, *, num_slots: int, num_rows: int, device: torch.device) -> None:
-        self._hit_S1 = torch.zeros(num_slots, 1, dtype=torch.bool, device=device)
-        self._next_position_S1 = torch.zeros(num_slots, 1, dtype=torch.int64, device=device)
-        self._tail_S2 = torch.zeros(num_slots, 2, dtype=torch.int64, device=device)
-        self._token_ids_SR = torch.zeros(num_slots, num_rows, dtype=torch.int64, device=device)
+        self._hit_S1 = torch.empty(num_slots, 1, dtype=torch.bool, device=device)
+        self._next_position_S1 = torch.empty(num_slots, 1, dtype=torch.int64, device=device)
+        self._tail_S2 = torch.empty(num_slots, 2, dtype=torch.int64, device=device)
+        self._token_ids_SR = torch.empty(num_slots, num_rows, dtype=torch.int64, device=device)
 
     def write(self, slot: int, verdict: DeviceVerdict, last_id: torch.Tensor) -> Restart:
         """Put a verdict down behind the last committed token before it."""

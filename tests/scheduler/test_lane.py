@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from scheduler import Lane, ThreadStream
+from models import UnsupportedModelError
+from scheduler import Lane, ThreadStream, VirtualDevice
+from tests.support.device_loops import new_model
 from tests.support.table_model import TableModel
 
 
@@ -170,3 +172,44 @@ class TestCosts:
     def test_reading_a_prompt_is_no_step(self, lane: Lane) -> None:
         lane.feed(range(8), num_logits=0)
         assert lane.costs.as_dict() == {}
+
+
+class TestUnknownTokens:
+    """Blocks whose tokens the host does not know, as rounds on a device have them."""
+
+    @staticmethod
+    def lane() -> Lane:
+        return Lane("target", new_model(1), VirtualDevice().stream("idle"), capacity=32)
+
+    def test_rows_are_those_of_known_tokens(self) -> None:
+        unknown, known = self.lane(), self.lane()
+        rows_RV = unknown.feed_unknown(torch.tensor([3, 1, 4]), [3], num_logits=2)
+        assert torch.equal(rows_RV, known.feed([3, 1, 4], num_logits=2))
+        assert unknown.num_held == 3
+
+    def test_nobody_resumes_behind_a_token_that_has_no_name(self) -> None:
+        lane = self.lane()
+        lane.feed_unknown(torch.tensor([3, 1, 4]), [3], num_logits=1)
+        assert lane.resume([3, 1, 4, 1]) == 1
+
+    def test_once_revealed_they_are_held_like_any_other(self) -> None:
+        lane = self.lane()
+        lane.feed_unknown(torch.tensor([3, 1, 4]), [3], num_logits=1)
+        lane.roll_back(2)
+        lane.reveal(1, [1])
+        assert lane.resume([3, 1, 4, 1]) == 2
+
+    def test_rows_written_at_positions_are_held_once_they_are_counted_in(self) -> None:
+        lane, known = self.lane(), self.lane()
+        lane.feed([3, 1], num_logits=0)
+        lane.read_at(torch.tensor([4, 1]), torch.tensor([2, 3]), key_length=4, num_logits=1)
+        assert lane.num_held == 2
+        lane.count_in([4, 1])
+        known.feed([3, 1, 4, 1], num_logits=1)
+        assert torch.equal(lane.feed([5], num_logits=1), known.feed([5], num_logits=1))
+        assert lane.resume([3, 1, 4, 1, 5, 9]) == 5
+
+    def test_a_model_without_positions_is_named(self) -> None:
+        lane = Lane("draft", TableModel(name="plain"), VirtualDevice().stream("idle"), capacity=8)
+        with pytest.raises(UnsupportedModelError, match=r"'plain' \(TableModel\) cannot take positions"):
+            lane.read_at(torch.tensor([1]), torch.tensor([0]), key_length=1, num_logits=1)
