@@ -28,7 +28,7 @@ from models.memory import check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
 from models.pair import check_pair
 from models.positioned_model import PositionedCache, PositionedModel
-from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET, random_decoder
+from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET, RandomTensors, random_decoder
 from models.tokenizer import Tokenizer
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "PositionedModel",
     "QWEN2_5_0_5B",
     "QWEN2_5_7B",
+    "RandomTensors",
     "RopeConfig",
     "RopeScaling",
     "SlipstreamError",
