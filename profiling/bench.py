@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 
 from tqdm import tqdm
@@ -49,6 +50,29 @@ class Run:
     acceptance_length: float | None = None
     worst_tick_ms: float | None = None
     """Longest wait of a task beside it that wanted to run every 10 ms."""
+    decision: str = ""
+    """What was decided to do, and why, in words."""
+
+
+class Pair(StrEnum):
+    """The demo target with a draft; the last two are there to see whether they do harm."""
+
+    DEMO = "demo"
+    """The drafts that ship."""
+    WRONG = "wrong"
+    """The target's first layer, which is hardly ever right."""
+    SLOW = "slow"
+    """The target itself, which is always right and as slow as itself."""
+
+    def draft(self) -> str | Path:
+        """As a runtime takes it."""
+        match self:
+            case Pair.DEMO:
+                return "auto"
+            case Pair.WRONG:
+                return "early-exit:1"
+            case Pair.SLOW:
+                return demo_weights()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +92,7 @@ class Settings:
     num_prompts: int
     max_tokens: int
     with_transformers: bool
+    pairs: tuple[Pair, ...] = (Pair.DEMO,)
     num_rounds: int = 0
     """Rounds with models that cost nothing, by which the scheduler's own cost is measured; 0 leaves it out."""
 
@@ -106,19 +131,17 @@ async def _systems(settings: Settings, threads: int, stack: AsyncExitStack) -> l
     systems = []
     encode: Callable[[BenchPrompt], list[int]] | None = None
     for weights in settings.weights:
-        runtime = await stack.enter_async_context(await Runtime.load(threads=threads, weights=weights))
-        encode = _encoder(runtime)
-        plain = f"slipstream {weights.value}, plain"
-        systems.append(System(name=plain, run=_own_runner(runtime, plain, Mode.PLAIN, threads, settings)))
-        name = f"slipstream {weights.value}, speculation"
-        systems.append(System(name=name, run=_own_runner(runtime, name, None, threads, settings)))
-        if threads > 1:
-            # Its target has all threads but one, the draft the other.
-            name = f"slipstream {weights.value}, pipelined"
+        for pair in settings.pairs:
             runtime = await stack.enter_async_context(
-                await Runtime.load(threads=threads, weights=weights, mode=Mode.PIPELINED)
+                await Runtime.load(threads=threads, weights=weights, draft=pair.draft())
             )
-            systems.append(System(name=name, run=_own_runner(runtime, name, None, threads, settings)))
+            encode = _encoder(runtime)
+            # The modes of one pair run on the same weights; of the others only the choice itself is of interest.
+            for mode in runtime.modes if pair is settings.pairs[0] else (Mode.AUTO,):
+                name = f"slipstream {weights.value}, {mode.value}"
+                if pair is not Pair.DEMO and mode is not Mode.PLAIN:
+                    name += f", {pair.value} draft"
+                systems.append(System(name=name, run=_own_runner(runtime, name, mode, threads, settings)))
     if settings.with_transformers and encode is not None:
         systems += _reference_systems(settings, threads, encode)
     return systems
@@ -129,7 +152,7 @@ def _encoder(runtime: Runtime) -> Callable[[BenchPrompt], list[int]]:
 
 
 def _own_runner(
-    runtime: Runtime, name: str, mode: Mode | None, threads: int, settings: Settings
+    runtime: Runtime, name: str, mode: Mode, threads: int, settings: Settings
 ) -> Callable[[BenchPrompt], Awaitable[Run]]:
     async def run(prompt: BenchPrompt) -> Run:
         async with ticking() as gaps_s:
@@ -148,6 +171,7 @@ def _own_runner(
             acceptance_rate=metrics.draft_acceptance_rate,
             acceptance_length=metrics.mean_acceptance_length,
             worst_tick_ms=max(gaps_s, default=0.0) * 1e3,
+            decision=metrics.decision,
         )
 
     return run
@@ -195,6 +219,10 @@ class SummaryRow:
     acceptance_rate: float | None
     mean_acceptance_length: float | None
     worst_tick_ms: float | None = None
+    lowest_speedup_over_plain: float | None = None
+    """Of any single prompt."""
+    decision: str = ""
+    """What was decided on the last prompt, and why."""
 
 
 def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
@@ -225,6 +253,8 @@ def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]])
         acceptance_rate=_median(run.acceptance_rate for run in own.values()),
         mean_acceptance_length=_median(run.acceptance_length for run in own.values()),
         worst_tick_ms=max((run.worst_tick_ms for run in own.values() if run.worst_tick_ms is not None), default=None),
+        lowest_speedup_over_plain=min(_ratios(plain, own), default=None),
+        decision=list(own.values())[-1].decision,
     )
 
 
@@ -233,16 +263,15 @@ def _identical(own: dict[int, Run], plain: dict[int, Run]) -> bool | None:
 
 
 def _plain_of(system: str) -> str:
-    return (
-        REFERENCE
-        if system == REFERENCE_LOOKUP
-        else system.replace("speculation", "plain").replace("pipelined", "plain")
-    )
+    return REFERENCE if system.startswith(REFERENCE) else f"{system.partition(',')[0]}, plain"
+
+
+def _ratios(base: dict[int, Run], other: dict[int, Run]) -> list[float]:
+    return [base[prompt].tpot_ms / run.tpot_ms for prompt, run in other.items() if prompt in base]
 
 
 def _median_ratio(base: dict[int, Run], other: dict[int, Run]) -> float | None:
-    shared = base.keys() & other.keys()
-    return statistics.median(base[i].tpot_ms / other[i].tpot_ms for i in shared) if shared else None
+    return _median(_ratios(base, other))
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -270,6 +299,13 @@ def format_table(rows: Sequence[SummaryRow]) -> str:
     return "\n".join(lines)
 
 
+def format_decisions(rows: Sequence[SummaryRow]) -> str:
+    """What was decided where that was left open, and why."""
+    return "\n".join(
+        f"{row.system} ({row.threads} thread(s), {row.kind}): {row.decision}" for row in rows if ", auto" in row.system
+    )
+
+
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
@@ -283,6 +319,14 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Path | None]:
         choices=[kind.value for kind in WeightKind],
         default=["float16", "int8"],
         help="weight kinds of our own systems (default: float16 int8)",
+    )
+    parser.add_argument(
+        "--pairs",
+        nargs="+",
+        choices=[pair.value for pair in Pair],
+        default=[Pair.DEMO.value],
+        help="drafts for the demo target: those that ship, one that is never right, one as slow as the target; of all "
+        "but the first only the auto mode runs (default: demo)",
     )
     parser.add_argument("--prompts", type=int, default=5, help="prompts of each kind, 1 to 6 (default: 5)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each run (default: 96)")
@@ -300,6 +344,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Path | None]:
         num_prompts=chosen.prompts,
         max_tokens=chosen.max_tokens,
         with_transformers=not chosen.no_transformers,
+        pairs=tuple(dict.fromkeys(Pair(name) for name in chosen.pairs)),
         num_rounds=chosen.rounds,
     )
     return settings, chosen.out
@@ -319,6 +364,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "round_costs": [asdict(cost) for cost in costs],
     }
     print(format_table(rows))
+    print("\nWhat was decided where it was left open:\n" + format_decisions(rows))
     if costs:
         print("\nThe scheduler's own cost, a round with models that cost nothing:\n" + format_round_costs(costs))
     if out is not None:

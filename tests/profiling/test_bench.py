@@ -29,7 +29,7 @@ from profiling.bench import (
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 
 PLAIN = "slipstream float16, plain"
-SPECULATION = "slipstream float16, speculation"
+SPECULATION = "slipstream float16, sequential"
 SETTINGS = Settings(threads=(1, 2), weights=(WeightKind.FLOAT16,), num_prompts=2, max_tokens=4, with_transformers=False)
 
 
@@ -190,6 +190,7 @@ def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.
         ["--max-tokens", "many"],
         ["--rounds", "-1"],
         ["--weights", "int4"],
+        ["--pairs", "good"],
         ["--speed"],
         ["--out", "no/such/folder/report.json"],
         ["--out", "."],
@@ -226,13 +227,13 @@ def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (report["max_tokens"], report["num_prompts"]) == (4, 1)
     assert report["machine"]["processor"]
     rows = report["rows"]
-    own_systems = ("slipstream float32, plain", "slipstream float32, speculation")
-    assert len(rows) == 6
+    own_systems = ("slipstream float32, plain", "slipstream float32, sequential", "slipstream float32, auto")
+    assert len(rows) == 9
     assert {(row["kind"], row["system"]) for row in rows} == {
         (kind, system) for kind in ("code", "chat", "copy") for system in own_systems
     }
     costs = report["round_costs"]
-    assert len(table) == 1 + len(rows) + 2 + 1 + len(costs)
+    assert len(table) == 1 + len(rows) + 2 + 3 + 2 + 1 + len(costs)
     assert {cost["mode"] for cost in costs} == {"plain", "sequential", "pipelined"}
     assert all(cost["host_us"] > 0 and cost["gap_us"] > 0 and cost["num_rounds"] == 60 for cost in costs)
     for row in rows:
@@ -242,4 +243,6 @@ def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert row["worst_tick_ms"] >= 0
         assert row["identical_to_plain"] is True
         assert row["speedup_over_transformers"] is None
-        assert (row["acceptance_rate"] is None) or "speculation" in row["system"]
+        assert row["lowest_speedup_over_plain"] > 0
+        assert row["decision"]
+        assert (row["acceptance_rate"] is None) or "plain" not in row["system"]
