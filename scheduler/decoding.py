@@ -23,10 +23,13 @@ class Decoding:
     """The output ends at this position, by max_tokens or the context, unless a token ends it before."""
     max_gamma: int
     warmup_tokens: int
+    counts_on_host: bool = True
+    """Whether histories keep the counts that penalties ask for; a device keeps its own."""
 
     def start_history(self) -> TokenHistory:
         """The prompt."""
-        return self.law.start_history(self.request.prompt_ids)
+        prompt_ids = self.request.prompt_ids
+        return self.law.start_history(prompt_ids) if self.counts_on_host else TokenHistory(prompt_ids)
 
     def warming_up(self, history: TokenHistory) -> bool:
         """Whether the request is still to be decoded plainly."""

@@ -93,6 +93,7 @@ class Verifier:
             end=min(len(request.prompt_ids) + request.max_tokens, lane.capacity),
             max_gamma=self.max_gamma,
             warmup_tokens=self._warmup_tokens,
+            counts_on_host=not self._side.learns_late,
         )
 
     async def prefill(self, request: DecodeRequest) -> PrefillReport:

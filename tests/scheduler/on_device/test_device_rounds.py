@@ -20,9 +20,18 @@ from scheduler import (
     Verification,
     VirtualDevice,
 )
+from scheduler.verifier import Verifier
 from tests.scheduler.test_pipeline_loop import ScriptedGamma
 from tests.support.device_loops import close_model, new_model, target_model
-from tests.support.loops import decode, model_proposer, ngram_proposer, one_token_decoding, request_of, rigged
+from tests.support.loops import (
+    decode,
+    model_proposer,
+    ngram_proposer,
+    one_token_decoding,
+    request_of,
+    rigged,
+    thread_stream,
+)
 from tests.support.positioned_table import PositionedTableModel
 from tests.support.sequential_cases import OPTIONS, PROMPT, VOCAB, adaptive, check_reports
 from tests.support.table_model import TableModel
@@ -68,6 +77,22 @@ class TestEquality:
             assert output.logprobs == plain.logprobs
             assert output.num_proposed + output.num_hits + output.num_misses > 0
             check_reports(output, 24)
+
+    @pytest.mark.parametrize("loop", LOOPS)
+    @pytest.mark.parametrize("name", ["sampled", "everything"])
+    async def test_on_threads(self, name: str, loop: str) -> None:
+        request = request_of(PROMPT, 40, **OPTIONS[name])
+        output = await decode(
+            target_model(),
+            request,
+            [model_proposer(close_model(), 4)],
+            residency=DeviceResidency(),
+            new_stream=thread_stream,
+            **LOOPS[loop],
+        )
+        assert output.ids == one_token_decoding(target_model(), request)
+        assert 0 < output.num_accepted < output.num_proposed
+        check_reports(output, 40)
 
     @pytest.mark.parametrize("gamma", [0, 8])
     @pytest.mark.parametrize("loop", LOOPS)
@@ -313,6 +338,15 @@ class TestDamage:
             await decode(
                 target, request_of(PROMPT, 10), [model_proposer(target_model(), 3)], **on_device(0, **LOOPS[loop])
             )
+
+
+def test_the_host_keeps_no_counts_of_its_own() -> None:
+    for residency, keeps in ((None, True), (DeviceResidency(), False)):
+        lane = Lane("target", target_model(), VirtualDevice().stream("target"), capacity=32)
+        verifier = Verifier("loop", lane, max_gamma=2, warmup_tokens=0, residency=residency)
+        history = verifier.prepare(request_of(PROMPT, 4, presence_penalty=0.5)).start_history()
+        assert (history.counts is not None) is keeps
+        assert history.ids() == list(PROMPT)
 
 
 class TestRefused:
