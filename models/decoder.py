@@ -26,11 +26,12 @@ from models.call_widths import WIDE_WIDTHS, CallWidths, probe_call_widths
 from models.causal_model import Cache, check_call
 from models.config import ModelConfig
 from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
-from models.kv_cache import KeyValueCache
+from models.kv_cache import KEY_BUCKET, KeyValueCache
 from models.linear import MatrixKinds, WeightKind, default_weight_kind
 from models.placement import Placement, place_along, place_at
 from models.positioned_model import check_positioned_call
 from models.rope import RotaryTable
+from models.scripted_layers import ScriptedLayers, gives_same_bits
 from models.thread_counts import with_present_count
 
 DEFAULT_MAX_BLOCK = 256
@@ -39,6 +40,9 @@ _SHARED_OUT = 32768
 
 PROBED_LAYERS = 1
 """All layers have the same shapes, so they run the same kernels."""
+
+COMPARED_LAYERS = 2
+"""Layers that are run both ways: the second sees what the first has made."""
 
 _logger = logging.getLogger("slipstream")
 
@@ -56,8 +60,11 @@ class Decoder:
         max_block: int = DEFAULT_MAX_BLOCK,
         widths: CallWidths | None = None,
         thread_counts: Iterable[int] = (),
+        scripted: bool = True,
     ) -> None:
         """Take packed weights; probes the widths, under `thread_counts`, unless they are given.
+
+        With `scripted`, all layers run in one call where that gives the same bits; see `runs_scripted`.
 
         Raises:
             ValueError: if `max_block` is below 1, heads cannot be grouped, or a thread count is below 1.
@@ -78,6 +85,8 @@ class Decoder:
         self._hidden_eps = torch.tensor(config.rms_norm_eps * config.hidden_size, device=device)
         self._head_eps = torch.tensor(config.rms_norm_eps * config.head_dim, device=device)
         self._widths = self._probe(thread_counts) if widths is None else widths
+        self._may_script = scripted
+        self._scripted_layers = self._script_layers()
 
     @classmethod
     def from_checkpoint(
@@ -89,6 +98,7 @@ class Decoder:
         device: str | torch.device = "cpu",
         input_scales: Mapping[str, torch.Tensor] | None = None,
         thread_counts: Iterable[int] = (),
+        scripted: bool = True,
     ) -> Decoder:
         """Fuse and pack a checkpoint's tensors, then find the widths whose rows agree.
 
@@ -101,6 +111,7 @@ class Decoder:
             input_scales: see `decoder_weights.load_weights`.
             thread_counts: numbers of intra-op threads that calls will be made with, beside this thread's present
                 one; see `probe`.
+            scripted: whether all layers may run in one call; see `runs_scripted`.
 
         Raises:
             ValueError: if an argument is out of range or the device lacks the weight kind.
@@ -118,6 +129,7 @@ class Decoder:
             device=device,
             max_block=max_block,
             thread_counts=thread_counts,
+            scripted=scripted,
         )
 
     def first_layers(self, num_layers: int) -> Decoder:
@@ -128,14 +140,19 @@ class Decoder:
         """
         if not 1 <= num_layers <= self.config.num_layers:
             raise ValueError(f"num_layers must be within 1 and {self.config.num_layers}, got {num_layers}")
-        return Decoder(
+        first = Decoder(
             dataclasses.replace(self.config, num_layers=num_layers),
             dataclasses.replace(self._weights, layers=self._weights.layers[:num_layers]),
             name=f"{self._name} (first {num_layers} layers)",
             device=self._device,
             max_block=self._max_block,
             widths=self._widths,
+            scripted=False,
         )
+        first._may_script = self._may_script
+        if self._scripted_layers is not None:
+            first._scripted_layers = self._scripted_layers.first(num_layers)
+        return first
 
     @property
     def name(self) -> str:
@@ -174,6 +191,14 @@ class Decoder:
         Holds all that were asked for and the present one of the probing thread, or that one alone.
         """
         return self._widths.thread_counts
+
+    @property
+    def runs_scripted(self) -> bool:
+        """Whether `forward` runs all layers in one call without the interpreter (`models.scripted_layers`).
+
+        On a CPU it does, unless it was forbidden, torch cannot, or the bits would differ.
+        """
+        return self._scripted_layers is not None
 
     @property
     def num_weight_bytes(self) -> int:
@@ -227,7 +252,7 @@ class Decoder:
                 # The padding's rows lie beyond the length that is kept: no query ever sees them.
                 block_ids_T = F.pad(block_ids_T, (0, width - num_real))
             place = self._place_along(cache, cache.length + done, width, self._widths.attention)
-            hidden_TE = self._run_layers(block_ids_T, place, self.config.num_layers)
+            hidden_TE = self._run_layers(block_ids_T, place)
             done += num_real
             if done > num_tokens - num_logits:
                 hidden_blocks.append(hidden_TE[:num_real])
@@ -267,7 +292,7 @@ class Decoder:
             group_size=self._group_size,
             sliding_window=self.config.sliding_window,
         )
-        hidden_TE = self._run_layers(token_ids_T, place, self.config.num_layers)
+        hidden_TE = self._run_layers(token_ids_T, place)
         if num_logits == 0:
             return torch.empty(0, self.vocab_size, device=self._device)
         return self._logits(hidden_TE[-num_logits:], ExactWidths((num_logits,)))
@@ -297,9 +322,20 @@ class Decoder:
             widths=attention_widths,
         )
 
-    def _run_layers(self, token_ids_T: torch.Tensor, place: Placement, num_layers: int) -> torch.Tensor:
+    def _run_layers(self, token_ids_T: torch.Tensor, place: Placement) -> torch.Tensor:
         """Write T cache rows, without counting them; returns hidden_TE before the final norm."""
-        hidden_TE = F.embedding(token_ids_T, self._weights.embedding_VE).float()
+        if self._scripted_layers is None or place.rows_by_layer is None:
+            return self._run_eagerly(token_ids_T, place, self.config.num_layers)
+        hidden_TE = self._embed(token_ids_T)
+        self._scripted_layers.run(hidden_TE, place, place.rows_by_layer)
+        return hidden_TE
+
+    def _embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        return F.embedding(token_ids_T, self._weights.embedding_VE).float()
+
+    def _run_eagerly(self, token_ids_T: torch.Tensor, place: Placement, num_layers: int) -> torch.Tensor:
+        """The first layers of `_run_layers`, one operation after the other."""
+        hidden_TE = self._embed(token_ids_T)
         for index, layer in enumerate(self._weights.layers[:num_layers]):
             self._attention(index, layer, hidden_TE, place)
             self._feed_forward(layer, hidden_TE)
@@ -349,7 +385,44 @@ class Decoder:
             TypeError, ValueError: if a count is not a whole number from 1 on.
         """
         self._widths = self._probe(thread_counts)
+        self._scripted_layers = self._script_layers()
         return self._widths
+
+    @torch.inference_mode()
+    def _script_layers(self) -> ScriptedLayers | None:
+        """All layers in one call, if a few of them give the same bits so as one operation after the other."""
+        if not self._may_script or self._device.type != "cpu":
+            return None
+        scripted = ScriptedLayers.of(
+            self._weights.layers,
+            hidden_eps=self._hidden_eps,
+            head_eps=self._head_eps,
+            most_elements=_SHARED_OUT - 1,
+        )
+        if scripted is None:
+            return None
+        num_layers = min(COMPARED_LAYERS, self.config.num_layers)
+        first = scripted.first(num_layers)
+
+        def run_eagerly(token_ids_T: torch.Tensor, cache: KeyValueCache, position: int) -> torch.Tensor:
+            place = self._place_along(cache, position, token_ids_T.shape[0], self._widths.attention)
+            return self._run_eagerly(token_ids_T, place, num_layers)
+
+        def run_scripted(token_ids_T: torch.Tensor, cache: KeyValueCache, position: int) -> torch.Tensor:
+            place = self._place_along(cache, position, token_ids_T.shape[0], self._widths.attention)
+            hidden_TE = self._embed(token_ids_T)
+            first.run(hidden_TE, place, cache.rows(position, token_ids_T.shape[0]))
+            return hidden_TE
+
+        same = gives_same_bits(
+            run_scripted,
+            run_eagerly,
+            cache=self.new_cache(2 * KEY_BUCKET),
+            vocab_size=self.vocab_size,
+            widths=self._widths.layers,
+            thread_counts=self._widths.thread_counts,
+        )
+        return scripted if same else None
 
     @torch.inference_mode()
     def _probe(self, thread_counts: Iterable[int]) -> CallWidths:
@@ -357,7 +430,7 @@ class Decoder:
             token_ids_T: torch.Tensor, cache: KeyValueCache, position: int, attention_widths: ExactWidths
         ) -> torch.Tensor:
             place = self._place_along(cache, position, token_ids_T.shape[0], attention_widths)
-            return self._run_layers(token_ids_T, place, PROBED_LAYERS)
+            return self._run_eagerly(token_ids_T, place, PROBED_LAYERS)
 
         on_cpu, counts = self._device.type == "cpu", with_present_count(thread_counts)
         found = probe_call_widths(

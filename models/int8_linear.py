@@ -51,10 +51,10 @@ class Int8Linear:
     """y_TO = x_TI @ weight_OI.T + bias_O with 8-bit operands."""
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-        self._packed = _pack(weight_OI, None)
+        self.packed = _pack(weight_OI, None)
         # Added afterwards: the packed one would be multiplied by the row's magnitude.
-        self._bias_O = bias_O
-        self._scale, self._zero_point = activation_grid()
+        self.bias_O = bias_O
+        self.scale, self.zero_point = activation_grid()
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         # 8-bit weights, float32 scales and zero points, and FBGEMM's 32-bit column offsets.
         self._num_bytes = weight_OI.numel() + 12 * weight_OI.shape[0] + (0 if bias_O is None else bias_O.nbytes)
@@ -68,6 +68,6 @@ class Int8Linear:
         """Multiply float32 rows."""
         magnitudes_T1 = torch.linalg.vector_norm(x_TI, ord=float("inf"), dim=-1, keepdim=True)
         magnitudes_T1.clamp_min_(SMALLEST_MAGNITUDE)
-        y_TO: torch.Tensor = self._multiply(x_TI / magnitudes_T1, self._scale, self._zero_point, self._packed)
+        y_TO: torch.Tensor = self._multiply(x_TI / magnitudes_T1, self.scale, self.zero_point, self.packed)
         y_TO.mul_(magnitudes_T1)
-        return y_TO if self._bias_O is None else y_TO.add_(self._bias_O)
+        return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)

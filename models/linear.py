@@ -102,21 +102,21 @@ class Float32Linear:
     """The plain product."""
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
-        self._weight_OI = weight_OI
-        self._bias_O = bias_O
+        self.weight_OI = weight_OI
+        self.bias_O = bias_O
 
     @property
     def num_bytes(self) -> int:
         """Bytes of weight and bias."""
-        return self._weight_OI.nbytes + (0 if self._bias_O is None else self._bias_O.nbytes)
+        return self.weight_OI.nbytes + (0 if self.bias_O is None else self.bias_O.nbytes)
 
     def shares_memory_with(self, tensor: torch.Tensor) -> bool:
         """Whether the weight is `tensor` itself, as a tied head is its embedding."""
-        return self._weight_OI.data_ptr() == tensor.data_ptr()
+        return self.weight_OI.data_ptr() == tensor.data_ptr()
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Multiply float32 rows."""
-        return F.linear(x_TI, self._weight_OI, self._bias_O)
+        return F.linear(x_TI, self.weight_OI, self.bias_O)
 
 
 class HalfLinear:
@@ -127,21 +127,21 @@ class HalfLinear:
 
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         """Keep `weight_OI` as it is; its dtype is the operands'."""
-        self._weight_OI = weight_OI
-        self._bias_O = None if bias_O is None else bias_O.to(weight_OI.dtype)
+        self.weight_OI = weight_OI
+        self.bias_O = None if bias_O is None else bias_O.to(weight_OI.dtype)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of weight and bias."""
-        return self._weight_OI.nbytes + (0 if self._bias_O is None else self._bias_O.nbytes)
+        return self.weight_OI.nbytes + (0 if self.bias_O is None else self.bias_O.nbytes)
 
     def shares_memory_with(self, tensor: torch.Tensor) -> bool:
         """Whether the weight is `tensor` itself, as a tied head is its embedding."""
-        return self._weight_OI.data_ptr() == tensor.data_ptr()
+        return self.weight_OI.data_ptr() == tensor.data_ptr()
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Multiply rows of any float dtype; the result is float32."""
-        return F.linear(x_TI.to(self._weight_OI.dtype), self._weight_OI, self._bias_O).float()
+        return F.linear(x_TI.to(self.weight_OI.dtype), self.weight_OI, self.bias_O).float()
 
 
 def fits_float16(tensor: torch.Tensor) -> bool:
@@ -156,7 +156,7 @@ class Float16Linear:
     def __init__(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> None:
         if not fits_float16(weight_OI):
             raise ValueError(_BEYOND_FLOAT16)
-        self._packed = torch.ops.quantized.linear_prepack_fp16(weight_OI, bias_O)
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight_OI, bias_O)
         self._multiply = torch.ops.quantized.linear_dynamic_fp16.default
         self._num_bytes = 2 * weight_OI.numel() + (0 if bias_O is None else bias_O.nbytes)
 
@@ -167,7 +167,7 @@ class Float16Linear:
 
     def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
         """Multiply float32 rows."""
-        y_TO: torch.Tensor = self._multiply(x_TI, self._packed)
+        y_TO: torch.Tensor = self._multiply(x_TI, self.packed)
         return y_TO
 
 

@@ -30,6 +30,8 @@ class Placement:
     factors_T11F: torch.Tensor
     """Rotation of each token, complex64."""
     windows: list[AttentionWindow]
+    rows_by_layer: tuple[torch.Tensor, ...] | None
+    """Per layer, the cache rows keys_values_T2KD that `store` writes to; None where they are no view."""
     store: Callable[[int, torch.Tensor], None]
     """Writes the cache rows keys_values_T2KD of a layer, given by its index."""
     views_by_length: dict[int, list[tuple[torch.Tensor, torch.Tensor]]]
@@ -64,6 +66,7 @@ def place_along(
     return Placement(
         factors_T11F=rotary.factors(position, num_tokens)[:, None, None],
         windows=windows,
+        rows_by_layer=rows_by_layer,
         store=lambda layer, keys_values_T2KD: _copy(rows_by_layer[layer], keys_values_T2KD),
         views_by_length={window.key_length: cache.keys_and_values(window.key_length) for window in windows},
     )
@@ -86,6 +89,7 @@ def place_at(
     return Placement(
         factors_T11F=rotary.factors_at(positions_T)[:, None, None],
         windows=[window],
+        rows_by_layer=None,
         store=lambda layer, keys_values_T2KD: cache.store_at(layer, positions_T, keys_values_T2KD),
         views_by_length={bucket_length: cache.keys_and_values(bucket_length)},
     )
