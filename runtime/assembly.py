@@ -41,9 +41,9 @@ from scheduler import (
     MachinePace,
     ModelProposer,
     NgramProposer,
-    OccupancyProbe,
     Proposer,
     SourceCosts,
+    check_admission,
     measure_together,
 )
 
@@ -67,7 +67,6 @@ async def build_engine(settings: LoadSettings) -> Engine:
     specs = settings.draft_specs()
     placement = place(settings, specs)
     target_stream, draft_stream = placement.target_stream, placement.draft_stream
-    probe = OccupancyProbe.for_device(placement.device_uuid) if placement.device_uuid is not None else None
     try:
         specs = _specs_for(placement, settings, specs)
         if placement.enqueues:
@@ -81,8 +80,8 @@ async def build_engine(settings: LoadSettings) -> Engine:
             await measure_together(loaded.result().lane, draft_lane)
     except BaseException:
         await close_streams(target_stream, draft_stream)
-        if probe is not None:
-            probe.close()
+        if placement.probe is not None:
+            placement.probe.close()
         raise
     target, sources = loaded.result(), drafts.result()
     return Engine(
@@ -96,7 +95,7 @@ async def build_engine(settings: LoadSettings) -> Engine:
         num_draft_threads=placement.num_draft_threads,
         loops=decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
         controllers=sources.controllers,
-        probe=probe,
+        probe=placement.probe,
     )
 
 
@@ -249,6 +248,9 @@ def _check_memory(
         draft_weights=weights if has_own_weights else None,
     )
     check_memory(estimate, available_memory(placement.device))
+    if placement.probe is not None:
+        # The driver's own count, in which other processes show as soon as they allocate.
+        check_admission(estimate.total_bytes, placement.probe.read())
 
 
 def _context_length(settings: LoadSettings, model_context_length: int) -> int:

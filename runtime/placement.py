@@ -16,6 +16,7 @@ from scheduler import (
     CoreShare,
     CudaStream,
     DeviceResidency,
+    OccupancyProbe,
     Residency,
     Stream,
     ThreadStream,
@@ -43,8 +44,8 @@ class Placement:
     """Intra-op threads of each lane's work; None where that is not done by the CPU."""
     residency: Residency | None = None
     """Where a round's values live; None has them on the host."""
-    device_uuid: str | None = None
-    """Of a GPU, as NVML writes it."""
+    probe: OccupancyProbe | None = None
+    """Watches a GPU; None on the CPU."""
 
     @property
     def enqueues(self) -> bool:
@@ -117,5 +118,5 @@ def _on_gpu(settings: LoadSettings, specs: Sequence[DraftSpec]) -> Placement:
         draft_stream=draft_stream,
         overlaps=overlaps,
         residency=DeviceResidency(driver),
-        device_uuid=driver.properties().uuid,
+        probe=OccupancyProbe.for_device(driver.properties().uuid),
     )

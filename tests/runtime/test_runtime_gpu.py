@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import runtime.placement
-from runtime import DeviceUnavailableError, Mode, Runtime, SlipstreamError
-from scheduler import CudaStream
+from runtime import DeviceUnavailableError, InsufficientMemoryError, Mode, Occupancy, Runtime, SlipstreamError
+from scheduler import CudaStream, OccupancyField
 from tests.support.fake_cuda import MOST_URGENT, FakeDriver
 from tests.support.tiny_checkpoint import write_tiny_folder
 
@@ -95,6 +98,58 @@ async def test_the_occupancy_says_why_it_is_unknown(folder: Path, driver: FakeDr
         assert reading.memory_free_bytes.reason
     async with await Runtime.load(folder, device="cpu", threads=1, draft="ngram") as on_cpu:
         assert on_cpu.occupancy.gpu_percent.reason == "it runs on the CPU"
+
+
+class FullProbe:
+    """What a probe says of a device that others use."""
+
+    def __init__(self, *, free_bytes: int, other_percent: float) -> None:
+        unknown = Occupancy.unknown("nobody asked", taken_at_s=0.0)
+        self.reading = dataclasses.replace(
+            unknown,
+            memory_free_bytes=OccupancyField(value=free_bytes, reason="planted"),
+            other_sm_percent=OccupancyField(value=other_percent, reason="planted"),
+        )
+        self.closed = False
+
+    def read(self) -> Occupancy:
+        return self.reading
+
+    latest = read
+
+    def own_work(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def planted_probe(monkeypatch: pytest.MonkeyPatch, **figures: Any) -> FullProbe:
+    probe = FullProbe(**figures)
+    monkeypatch.setattr(runtime.placement.OccupancyProbe, "for_device", lambda uuid: probe)
+    return probe
+
+
+async def test_what_others_leave_free_decides_over_admission(
+    folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = planted_probe(monkeypatch, free_bytes=1 << 16, other_percent=0.0)
+    with pytest.raises(InsufficientMemoryError):
+        await Runtime.load(folder, draft="early-exit:1", weights="float32")
+    assert probe.closed
+
+
+async def test_where_others_fill_the_gpu_nothing_runs_ahead(
+    folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = planted_probe(monkeypatch, free_bytes=1 << 40, other_percent=90.0)
+    async with await Runtime.load(folder, draft="early-exit:1", gamma=2, weights="float32") as loaded:
+        metrics = (await loaded.generate(PROMPTS[0], max_tokens=30, ignore_eos=True)).metrics
+        assert metrics.num_overlapped_steps == 0
+        assert "nothing runs ahead, as" in metrics.decision
+        pipelined = (await loaded.generate(PROMPTS[0], max_tokens=30, ignore_eos=True, mode="pipelined")).metrics
+        assert pipelined.num_overlapped_steps > 0, "what was asked for in so many words is done"
+    assert probe.closed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
