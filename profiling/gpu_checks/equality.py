@@ -1,0 +1,117 @@
+"""Plain, sequential and pipelined decoding give the same tokens, and no launch of a round looks at a value.
+
+Owns the requests and plans that are compared.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from profiling.gpu_checks.bench import GpuBench
+from profiling.gpu_checks.check import Budget, Finding
+from profiling.gpu_checks.rig import PLAIN, LoopKind, LoopPlan, WrappedStream, decode
+from profiling.gpu_checks.text_equality import explain_difference
+from scheduler import CudaStream, DecodeRequest, SamplingSettings
+
+PLANS = (
+    LoopPlan(kind=LoopKind.SEQUENTIAL, gamma=1),
+    LoopPlan(kind=LoopKind.SEQUENTIAL, gamma=4),
+    LoopPlan(kind=LoopKind.SEQUENTIAL, gamma=8, one_stream=True),
+    LoopPlan(kind=LoopKind.PIPELINED, gamma=2, lead=1),
+    LoopPlan(kind=LoopKind.PIPELINED, gamma=4, lead=4),
+    LoopPlan(kind=LoopKind.PIPELINED, gamma=6, lead=8, num_awaited=0),
+)
+_TEMPERATURES = (0.0, 1.0, 0.7)
+_MOST_FAULTS = 5
+"""One would do; a few may show what they have in common."""
+_NUM_GUARDED_TOKENS = 12
+_UNGUARDED = frozenset(("resume", "prefill"))
+"""Launches that are no part of a round."""
+
+
+def request_of(bench: GpuBench, seed: int, *, max_tokens: int) -> DecodeRequest:
+    """A random prompt of random length; every third request is greedy."""
+    draw = random.Random(seed)
+    vocab_size = bench.sizes.small_draft.vocab_size
+    prompt_ids = tuple(draw.randrange(vocab_size) for _ in range(draw.randint(1, 40)))
+    settings = SamplingSettings(temperature=_TEMPERATURES[seed % len(_TEMPERATURES)], seed=seed)
+    return DecodeRequest(prompt_ids=prompt_ids, settings=settings, max_tokens=max_tokens)
+
+
+async def check_equality(bench: GpuBench, budget: Budget) -> Finding:
+    """Every plan on every seed, with a draft that is always right and one that seldom is."""
+    faults: list[str] = []
+    num_runs = num_ties = num_proposed = num_accepted = num_hits = 0
+    twin_proposed = twin_accepted = num_seeds = 0
+    for seed in budget.spend(range(bench.sizes.num_equality_seeds)):
+        num_seeds += 1
+        request = request_of(bench, seed, max_tokens=bench.sizes.num_equality_tokens)
+        for same_weights in (True, False):
+            pair = bench.small_pair(same_weights=same_weights)
+            plain = await decode(bench, pair.target, None, PLAIN, request)
+            for plan in PLANS:
+                output = await decode(bench, pair.target, pair.draft, plan, request)
+                num_runs += 1
+                fault, is_tie = explain_difference(pair.target, request, plain.token_ids, output.token_ids)
+                num_ties += is_tie
+                if fault is not None:
+                    draft = "the target's twin" if same_weights else "another model"
+                    faults.append(f"seed {seed}, {plan}, draft is {draft}: {fault}")
+                num_proposed += output.num_proposed
+                num_accepted += output.num_accepted
+                num_hits += output.num_hits
+                if same_weights and not is_tie:
+                    twin_proposed += output.num_proposed
+                    twin_accepted += output.num_accepted
+        if len(faults) >= _MOST_FAULTS:
+            break
+    if twin_accepted < 0.9 * twin_proposed or not twin_proposed:
+        faults.append(f"of a draft with the target's weights {twin_accepted} of {twin_proposed} tokens were accepted")
+    return Finding(
+        summary=f"{num_runs - len(faults)} of {num_runs} runs give plain decoding's tokens"
+        + (f", {num_ties} of them up to a tie" if num_ties else ""),
+        figures={
+            "num_seeds": num_seeds,
+            "num_runs": num_runs,
+            "num_ties": num_ties,
+            "num_proposed": num_proposed,
+            "num_accepted": num_accepted,
+            "num_hits": num_hits,
+            "twin_acceptance": twin_accepted / max(1, twin_proposed),
+        },
+        faults=tuple(faults),
+    )
+
+
+async def check_host_reads(bench: GpuBench, budget: Budget) -> Finding:
+    """The same with every launch guarded; the one copy a round needs no read."""
+
+    @contextmanager
+    def around(label: str) -> Iterator[None]:
+        if label in _UNGUARDED:
+            yield
+            return
+        with bench.gauge.forbid_host_reads():
+            yield
+
+    def wrap(stream: CudaStream) -> WrappedStream:
+        return WrappedStream(stream, around)
+
+    faults: list[str] = []
+    num_runs = 0
+    pair = bench.small_pair()
+    for plan in budget.spend((PLAIN, *PLANS), least=3):
+        for seed in range(2):
+            request = request_of(bench, seed, max_tokens=_NUM_GUARDED_TOKENS)
+            num_runs += 1
+            try:
+                await decode(bench, pair.target, pair.draft, plan, request, wrap=wrap)
+            except RuntimeError as error:
+                faults.append(f"{plan}: {error}")
+    return Finding(
+        summary=f"{num_runs - len(faults)} of {num_runs} guarded runs got by without a host read",
+        figures={"num_runs": num_runs},
+        faults=tuple(faults),
+    )
