@@ -83,3 +83,5 @@ class Flight:
     """The slot that the verdict is in."""
     slot: int
     """Its number."""
+    began: Event | None = None
+    """Where launches only enqueue: the point behind all that the block waited for."""

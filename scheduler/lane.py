@@ -153,6 +153,11 @@ class Lane:
             self._positioned_cache.advance(len(token_ids))
             self._held_ids.extend(token_ids)
 
+    def note_cost(self, width: int, cost_ms: float) -> None:
+        """A block of that many tokens took so long, beside another lane or alone as was last said to `share`."""
+        if width <= _TIMED_WIDTHS[-1]:
+            (self.costs_together if self._together else self.costs).record(width, cost_ms)
+
     def measure_costs(
         self, *, together: bool = False, widths: Sequence[int] = _TIMED_WIDTHS, num_runs: int = _TIMED_RUNS
     ) -> None:
@@ -191,9 +196,8 @@ class Lane:
             self._cache.rollback(min(self._cache.length, self.num_held))
             raise
         # Elsewhere the call comes back when it is enqueued, which says nothing of its cost.
-        if num_logits and len(held_ids) <= _TIMED_WIDTHS[-1] and self.model.device.type == "cpu":
-            costs = self.costs_together if self._together else self.costs
-            costs.record(len(held_ids), elapsed_ms(started_s))
+        if num_logits and self.model.device.type == "cpu":
+            self.note_cost(len(held_ids), elapsed_ms(started_s))
         self._held_ids.extend(held_ids)
         return logits_RV
 

@@ -52,8 +52,12 @@ class TargetSide(Protocol):
         """Launched behind the guess: judge what was read; the verdict may stay in that slot until it was settled."""
         ...
 
-    def outcome(self, judged: Any) -> Judgement:
+    def outcome(self, judged: Any, elapsed_ms: float | None) -> Judgement:
         """On the host, once the verdict is there.
+
+        Args:
+            judged: what `judge` gave.
+            elapsed_ms: time that reading and judging took on the device; None where nobody knows.
 
         Raises:
             NonFiniteLogitsError: if a row was found from which nothing can be drawn, and no launch could say so.
@@ -121,8 +125,8 @@ class HostTarget:
             generation.lineage.retire(generation)
         return judgement
 
-    def outcome(self, judged: Judgement) -> Judgement:
-        """What `judge` came to."""
+    def outcome(self, judged: Judgement, elapsed_ms: float | None) -> Judgement:
+        """What `judge` came to, which has timed itself."""
         return judged
 
     def confirm(self, judgement: Judgement) -> None:

@@ -19,7 +19,7 @@ from scheduler.lane import Lane
 from scheduler.residency import HostResidency, Residency
 from scheduler.round import DecodeRequest, Judgement, PrefillReport
 from scheduler.settings import check_integer
-from scheduler.streams.base import Event, Stream
+from scheduler.streams.base import Event, Stream, TimedEvent
 from scheduler.streams.lineage import Generation
 
 Result = TypeVar("Result")
@@ -127,6 +127,8 @@ class Verifier:
         guess_buffers = tuple(piece.buffer for piece in plan.guesses)
         if plan.pieces:
             stream.wait(plan.pieces[-1].drafted)
+        # Work that is only enqueued cannot time itself.
+        began = stream.record() if self._side.learns_late else None
         forward = stream.launch(
             partial(self._side.forward, decoding, history, plan),
             reads=block_buffers,
@@ -148,7 +150,7 @@ class Verifier:
             writes=(lane.cache_buffer, buffer),
             label="judge",
         )
-        return Flight(judged=judged, verified=stream.record(), buffer=buffer, slot=slot)
+        return Flight(judged=judged, verified=stream.record(), buffer=buffer, slot=slot, began=began)
 
     def release(self, flight: Flight, settled: Event | None) -> None:
         """The flight's verdict slot may be written again behind `settled`."""
@@ -163,12 +165,20 @@ class Verifier:
         if flight.verified.done():
             await asyncio.sleep(0)
         await flight.verified
-        judgement = self._side.outcome(flight.judged.result())
+        judgement = self._side.outcome(flight.judged.result(), _device_ms(flight))
         if self._side.learns_late:
             self.lane.stream.launch(
                 partial(self._side.confirm, judgement), writes=(self.lane.cache_buffer,), label="confirm"
             )
         return judgement
+
+
+def _device_ms(flight: Flight) -> float | None:
+    """Time that the block took on its device, where events know."""
+    began, verified = flight.began, flight.verified
+    if isinstance(began, TimedEvent) and isinstance(verified, TimedEvent) and began.timed and verified.timed:
+        return verified.elapsed_ms_since(began)
+    return None
 
 
 async def _value_of(stream: Stream, work: Callable[[], Result], label: str, writes: Iterable[str]) -> Result:

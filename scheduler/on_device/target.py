@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from scheduler.block import BlockPlan
-from scheduler.costs import elapsed_ms
+from scheduler.costs import elapsed_ms as ms_since
 from scheduler.decoding import Decoding
 from scheduler.errors import NonFiniteLogitsError
 from scheduler.history import TokenHistory
@@ -45,6 +45,7 @@ class _Forwarded:
     logits_RV: torch.Tensor
     last_id: torch.Tensor
     """int64, one element; the last committed token."""
+    num_read: int
     started_s: float
 
 
@@ -61,7 +62,7 @@ class DeviceJudgement:
     arriving: PinnedSlot
     generation: Generation | None
     width: int
-    """Tokens that the target has read."""
+    """Tokens that the target has read; at first the prompt's tail as well."""
     started_s: float
 
 
@@ -120,7 +121,9 @@ class DeviceTarget:
         known_T = upload_ids(known_ids, self._device)
         token_ids_T = torch.cat([known_T, *(token.token_id for token in tokens_of(block))])
         logits_RV = self._lane.feed_unknown(token_ids_T, known_ids, num_logits=len(block) + 1)
-        return _Forwarded(block=block, logits_RV=logits_RV, last_id=known_T[-1:], started_s=started_s)
+        return _Forwarded(
+            block=block, logits_RV=logits_RV, last_id=known_T[-1:], num_read=len(token_ids_T), started_s=started_s
+        )
 
     def judge(
         self,
@@ -160,12 +163,14 @@ class DeviceTarget:
             layout=verdict.layout,
             arriving=self._send(verdict, tokens),
             generation=generation,
-            width=len(forwarded.logits_RV),
+            width=forwarded.num_read,
             started_s=forwarded.started_s,
         )
 
-    def outcome(self, judged: DeviceJudgement) -> Judgement:
+    def outcome(self, judged: DeviceJudgement, elapsed_ms: float | None) -> Judgement:
         """The verdict, which has arrived; without a hit `generation` is retired, for launches that have not begun.
+
+        Where the device tells no time, the verdict's is the host's, from launching the block to this.
 
         Raises:
             NonFiniteLogitsError: if no token could be drawn from a row of the target's, or of the draft's.
@@ -186,8 +191,10 @@ class DeviceTarget:
             verdict=arrived.verdict,
             history=judged.history.extended(arrived.verdict.token_ids),
             kept_length=arrived.kept_length,
-            verify_ms=elapsed_ms(judged.started_s),
+            verify_ms=ms_since(judged.started_s) if elapsed_ms is None else elapsed_ms,
         )
+        if elapsed_ms is not None:
+            self._lane.note_cost(judged.width, elapsed_ms)
         if judged.generation is not None and not judgement.hit:
             judged.generation.lineage.retire(judged.generation)
         return judgement

@@ -7,7 +7,7 @@ them. Knows nothing of models, lanes or rounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from scheduler.streams.lineage import Generation
 
@@ -50,6 +50,20 @@ class Event(Protocol):
 
     def __await__(self) -> Generator[object, None, None]:
         """Suspend the caller, never its loop, until the point has been passed; raise likewise."""
+        ...
+
+
+@runtime_checkable
+class TimedEvent(Event, Protocol):
+    """An event of a stream that may note when it was passed, by the device's own clock."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def elapsed_ms_since(self, earlier: Any) -> float:
+        """Time on the device from an earlier event of the same kind; both must have passed."""
         ...
 
 

@@ -65,13 +65,14 @@ class GuardedStream:
 class FakeGpu:
     """A driver, the streams made on it, and the residency that goes with them."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, timing: bool = False) -> None:
+        self._timing = timing
         self.driver = FakeDriver(seed)
         self.residency = DeviceResidency(self.driver)
         self.streams: list[GuardedStream] = []
 
     def stream(self, name: str) -> GuardedStream:
-        self.streams.append(GuardedStream(CudaStream(name, self.driver)))
+        self.streams.append(GuardedStream(CudaStream(name, self.driver, timing=self._timing)))
         return self.streams[-1]
 
     @property

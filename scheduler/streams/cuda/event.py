@@ -54,6 +54,11 @@ class CudaEvent:
         """What a launch before it raised while it was enqueued; known from the beginning."""
         return self._error
 
+    @property
+    def timed(self) -> bool:
+        """Whether its stream notes times."""
+        return self._timing
+
     def done(self) -> bool:
         """Whether the device is past this point; also True once it has failed, and then `synchronize` says how."""
         if not self._passed:

@@ -142,6 +142,20 @@ async def test_steady_state_keeps_its_addresses(loop: str, rule: Verification) -
         assert addresses[0] == addresses[1] == addresses[2]
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_the_device_tells_what_a_block_took(loop: str) -> None:
+    gpu = FakeGpu(timing=True)
+    async with rigged(target_model(), [model_proposer(close_model(), 3)], **gpu.rig_options(**LOOPS[loop])) as rig:
+        noted: list[tuple[int, float]] = []
+        rig.target.note_cost = lambda width, cost_ms: noted.append((width, cost_ms))  # type: ignore[method-assign]
+        output = await rig.run(request_of(PROMPT, 16))
+    widths = [report.num_proposed + 1 for report in output.reports]
+    widths[0] += len(PROMPT) - 1
+    told = list(zip(widths, [report.verify_ms for report in output.reports], strict=True))
+    # The lane of a model on the CPU times its calls as well; a time of the host's clock is in neither.
+    assert [item for item in noted if item in told] == told
+
+
 class TestDecoder:
     """The same with a real decoder, whose draft may differ from its target in last bits, and whose target may not."""
 
