@@ -41,7 +41,7 @@ class Rig:
     stream: ThreadStream
     """The target's."""
     draft_stream: ThreadStream
-    """In pipelined mode one of its own, else the target's."""
+    """One of its own where lanes may overlap, else the target's."""
     target: WatchedModel
     draft: WatchedModel | None
 
@@ -85,21 +85,26 @@ def build_rig(
     tokenizer: Tokenizer | None = None,
     warmup_tokens: int = 0,
     acceptance_threshold: float = 0.0,
+    draft_step_ms: float = 0.5,
     **settings: int,
 ) -> Rig:
-    """A runtime on one worker thread, or two if pipelined; gamma None adapts. Made inside or outside of a loop."""
+    """A runtime on one worker thread, or two where lanes may overlap, made inside or outside of a loop.
+
+    Gamma None adapts, to made-up costs.
+    """
     watched_target = WatchedModel(table_target() if target is None else target)
     watched_draft = None if draft is None else WatchedModel(draft)
     stream = ThreadStream("target")
-    draft_stream = ThreadStream("draft") if mode is Mode.PIPELINED else stream
+    draft_stream = ThreadStream("draft") if mode.overlaps else stream
     lane = Lane("target", watched_target, stream, capacity=capacity or watched_target.context_length)
     proposers: list[Proposer] = []
 
     def policy() -> GammaPolicy:
-        if gamma is not None:
+        if gamma is not None and mode is not Mode.AUTO:
             return FixedGamma(gamma)
         flat = BlockCosts({1: 10.0, 2: 10.5, 5: 11.0, 9: 12.0})
-        return Controller(max_gamma=8, costs=SourceCosts(verify=flat, draft=BlockCosts({1: 0.5})))
+        costs = SourceCosts(verify=flat, draft=BlockCosts({1: draft_step_ms}))
+        return Controller(max_gamma=8, costs=costs, fixed_gamma=gamma)
 
     if with_ngram:
         proposers.append(NgramProposer(policy))
