@@ -14,6 +14,7 @@ features, G queries a group, K key/value heads, D head dimension, S cache positi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 
@@ -252,7 +253,7 @@ class Decoder:
                 # The padding's rows lie beyond the length that is kept: no query ever sees them.
                 block_ids_T = F.pad(block_ids_T, (0, width - num_real))
             place = self._place_along(cache, cache.length + done, width, self._widths.attention)
-            hidden_TE = self._run_layers(block_ids_T, place)
+            hidden_TE = self._run_layers(block_ids_T, place, self.config.num_layers, self._scripted_layers)
             done += num_real
             if done > num_tokens - num_logits:
                 hidden_blocks.append(hidden_TE[:num_real])
@@ -292,7 +293,7 @@ class Decoder:
             group_size=self._group_size,
             sliding_window=self.config.sliding_window,
         )
-        hidden_TE = self._run_layers(token_ids_T, place)
+        hidden_TE = self._run_layers(token_ids_T, place, self.config.num_layers)
         if num_logits == 0:
             return torch.empty(0, self.vocab_size, device=self._device)
         return self._logits(hidden_TE[-num_logits:], ExactWidths((num_logits,)))
@@ -322,20 +323,17 @@ class Decoder:
             widths=attention_widths,
         )
 
-    def _run_layers(self, token_ids_T: torch.Tensor, place: Placement) -> torch.Tensor:
-        """Write T cache rows, without counting them; returns hidden_TE before the final norm."""
-        if self._scripted_layers is None or place.rows_by_layer is None:
-            return self._run_eagerly(token_ids_T, place, self.config.num_layers)
-        hidden_TE = self._embed(token_ids_T)
-        self._scripted_layers.run(hidden_TE, place, place.rows_by_layer)
-        return hidden_TE
+    def _run_layers(
+        self, token_ids_T: torch.Tensor, place: Placement, num_layers: int, scripted: ScriptedLayers | None = None
+    ) -> torch.Tensor:
+        """Write T cache rows, without counting them; returns hidden_TE before the final norm.
 
-    def _embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
-        return F.embedding(token_ids_T, self._weights.embedding_VE).float()
-
-    def _run_eagerly(self, token_ids_T: torch.Tensor, place: Placement, num_layers: int) -> torch.Tensor:
-        """The first layers of `_run_layers`, one operation after the other."""
-        hidden_TE = self._embed(token_ids_T)
+        `scripted` holds the same layers, to be run in one call where the place allows it.
+        """
+        hidden_TE = F.embedding(token_ids_T, self._weights.embedding_VE).float()
+        if scripted is not None and place.rows_by_layer is not None:
+            scripted.run(hidden_TE, place, place.rows_by_layer)
+            return hidden_TE
         for index, layer in enumerate(self._weights.layers[:num_layers]):
             self._attention(index, layer, hidden_TE, place)
             self._feed_forward(layer, hidden_TE)
@@ -402,21 +400,16 @@ class Decoder:
         if scripted is None:
             return None
         num_layers = min(COMPARED_LAYERS, self.config.num_layers)
-        first = scripted.first(num_layers)
 
-        def run_eagerly(token_ids_T: torch.Tensor, cache: KeyValueCache, position: int) -> torch.Tensor:
+        def run(
+            first: ScriptedLayers | None, token_ids_T: torch.Tensor, cache: KeyValueCache, position: int
+        ) -> torch.Tensor:
             place = self._place_along(cache, position, token_ids_T.shape[0], self._widths.attention)
-            return self._run_eagerly(token_ids_T, place, num_layers)
-
-        def run_scripted(token_ids_T: torch.Tensor, cache: KeyValueCache, position: int) -> torch.Tensor:
-            place = self._place_along(cache, position, token_ids_T.shape[0], self._widths.attention)
-            hidden_TE = self._embed(token_ids_T)
-            first.run(hidden_TE, place, cache.rows(position, token_ids_T.shape[0]))
-            return hidden_TE
+            return self._run_layers(token_ids_T, place, num_layers, first)
 
         same = gives_same_bits(
-            run_scripted,
-            run_eagerly,
+            functools.partial(run, scripted.first(num_layers)),
+            functools.partial(run, None),
             cache=self.new_cache(2 * KEY_BUCKET),
             vocab_size=self.vocab_size,
             widths=self._widths.layers,
@@ -430,7 +423,7 @@ class Decoder:
             token_ids_T: torch.Tensor, cache: KeyValueCache, position: int, attention_widths: ExactWidths
         ) -> torch.Tensor:
             place = self._place_along(cache, position, token_ids_T.shape[0], attention_widths)
-            return self._run_eagerly(token_ids_T, place, PROBED_LAYERS)
+            return self._run_layers(token_ids_T, place, PROBED_LAYERS)
 
         on_cpu, counts = self._device.type == "cpu", with_present_count(thread_counts)
         found = probe_call_widths(
