@@ -6,7 +6,7 @@ Owns `Check`, `Finding` and the time that a check may take. Knows nothing of dev
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeVar
@@ -57,6 +57,8 @@ class Budget:
     def __init__(self, seconds: float) -> None:
         """Start the clock."""
         self.seconds = seconds
+        self.cut_short: list[str] = []
+        """What was left undone, in words."""
         self._end_s = time.perf_counter() + seconds
 
     @property
@@ -64,11 +66,19 @@ class Budget:
         """What is left; below 0 once it is overdrawn."""
         return self._end_s - time.perf_counter()
 
-    def spend(self, items: Iterable[Item], *, share: float = 1.0, least: int = 1) -> Iterator[Item]:
-        """The items, until that share of what is left now is gone; `least` of them in any case."""
+    def spend(self, items: Sequence[Item], what: str, *, share: float = 1.0, least: int = 1) -> Iterator[Item]:
+        """The items, until that share of what is left now is gone; `least` of them in any case.
+
+        Args:
+            items: what to do.
+            what: their name in the plural, for the record of what was left undone.
+            share: of the time that is left.
+            least: how many are done even without any time.
+        """
         until_s = time.perf_counter() + share * max(0.0, self.left_s)
         for number, item in enumerate(items):
             if number >= least and time.perf_counter() > until_s:
+                self.cut_short.append(f"{number} of {len(items)} {what}")
                 return
             yield item
 
@@ -102,3 +112,5 @@ class CheckResult:
     summary: str = ""
     figures: dict[str, object] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
+    cut_short: tuple[str, ...] = ()
+    """What of it the time did not allow."""

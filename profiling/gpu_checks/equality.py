@@ -45,7 +45,7 @@ async def check_equality(bench: GpuBench, budget: Budget) -> Finding:
     faults: list[str] = []
     num_runs = num_ties = num_proposed = num_accepted = num_hits = 0
     twin_proposed = twin_accepted = num_seeds = 0
-    for seed in budget.spend(range(bench.sizes.num_equality_seeds)):
+    for seed in budget.spend(range(bench.sizes.num_equality_seeds), "seeds"):
         num_seeds += 1
         request = request_of(bench, seed, max_tokens=bench.sizes.num_equality_tokens)
         for same_weights in (True, False):
@@ -102,7 +102,7 @@ async def check_host_reads(bench: GpuBench, budget: Budget) -> Finding:
     faults: list[str] = []
     num_runs = 0
     pair = bench.small_pair()
-    for plan in budget.spend((PLAIN, *PLANS), least=3):
+    for plan in budget.spend((PLAIN, *PLANS), "loops", least=3):
         for seed in range(2):
             request = request_of(bench, seed, max_tokens=_NUM_GUARDED_TOKENS)
             num_runs += 1

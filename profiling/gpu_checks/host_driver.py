@@ -1,8 +1,8 @@
 """A stand-in for a GPU's driver: work is done by the host at once, and counts as over when a modelled clock says so.
 
-Owns that clock. A stream's clock runs on by the time that the host took for the work of each launch, and by the sleeps in it; events pass
-and copies arrive no sooner. So a program for a GPU runs as it is on a machine that has none, lateness included. Two
-streams share the host, so nothing is ever gained by overlap. Knows nothing of what runs.
+Owns that clock. A stream's clock runs on by the time that the host took for the work of each launch, and by the sleeps
+in it; events pass and copies arrive no sooner. So a program for a GPU runs as it is on a machine that has none,
+lateness included. Two streams share the host, so nothing is ever gained by overlap. Knows nothing of what runs.
 """
 
 from __future__ import annotations

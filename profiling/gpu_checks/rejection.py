@@ -1,6 +1,7 @@
 """The rejection rule emits the target's own law: on tables, where that law is known.
 
-Owns two experiments. One judges many blocks at once, each at positions of its own; the other lets loops write long texts.
+Owns two experiments. One judges many blocks at once, each at positions of its own; the other lets loops write long
+texts.
 
 Shape suffixes: N draws, B tokens of a block, R rows, V vocabulary.
 """
@@ -117,7 +118,7 @@ async def _text(bench: GpuBench, target: TableChain, draft: TableChain, plan: Lo
 
 
 def _text_distance(target: TableChain, token_ids: list[int]) -> tuple[float, float]:
-    """Total variation of the pairs from what the table gives behind the tokens that came, and what chance alone gives."""
+    """Total variation of the pairs from what the table says follows each token, and what chance alone makes of it."""
     ids_T = torch.tensor(token_ids)
     counts_VV = torch.bincount(ids_T[:-1] * _VOCAB + ids_T[1:], minlength=_VOCAB**2).double().view(_VOCAB, _VOCAB)
     num_pairs = len(token_ids) - 1

@@ -5,7 +5,6 @@ Owns the building of a loop from models and a plan, and streams whose launches a
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -222,7 +221,6 @@ class LoopRig:
         """Wait until both streams have done all they were given."""
         for stream in (self.draft_stream, self.target_stream, self.draft_stream):
             await stream.record()
-        gc.collect()
 
     def close(self) -> None:
         """Let the streams finish."""

@@ -62,7 +62,7 @@ async def _lagged(bench: GpuBench, stream: CudaStream, budget: Budget) -> tuple[
         num_read += 1
         slot.release()
 
-    for number in budget.spend(range(1, bench.sizes.num_ring_results + 1), share=0.8):
+    for number in budget.spend(range(1, bench.sizes.num_ring_results + 1), "results", share=0.8):
         while len(unread) >= draw.randint(1, _NUM_SLOTS):
             await read()
         launch = stream.launch(write)

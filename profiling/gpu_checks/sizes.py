@@ -53,7 +53,7 @@ class CheckSizes:
 GPU_SIZES = CheckSizes(
     large_target=QWEN2_5_7B,
     large_draft=QWEN2_5_0_5B,
-    num_equality_seeds=24,
+    num_equality_seeds=16,
     num_equality_tokens=32,
     num_law_draws=60_000,
     num_law_tokens=6_000,
