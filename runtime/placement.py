@@ -110,8 +110,11 @@ def _on_gpu(settings: LoadSettings, specs: Sequence[DraftSpec]) -> Placement:
     driver = TorchCudaDriver("cuda" if settings.device == AUTO_DEVICE else settings.device)
     _, most_urgent = driver.priority_range()
     overlaps = settings.mode.overlaps and any(spec.is_model for spec in specs)
-    target_stream = CudaStream("target", driver)
-    draft_stream = CudaStream("draft", driver, priority=most_urgent) if overlaps else target_stream
+    # Events that note their time tell what blocks cost, whenever the host comes to hear of them.
+    target_stream = CudaStream("target", driver, timing=True)
+    draft_stream = target_stream
+    if overlaps:
+        draft_stream = CudaStream("draft", driver, priority=most_urgent, timing=True)
     return Placement(
         device=driver.device,
         target_stream=target_stream,
