@@ -6,6 +6,7 @@ Owns the copies.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import torch
 
@@ -31,7 +32,7 @@ async def measure_bandwidth(bench: GpuBench, budget: Budget) -> Finding:
     for repeat in budget.spend(range(1 + bench.sizes.num_copies), "repeats", least=2):
         for name, (target, source, num_passes) in copies.items():
             start = stream.record()
-            stream.launch(lambda target=target, source=source: target.copy_(source, non_blocking=True))
+            stream.launch(partial(target.copy_, source, non_blocking=True))
             end = stream.record()
             await end
             if repeat:  # the first one is cold

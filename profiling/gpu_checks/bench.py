@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import torch
@@ -22,6 +23,17 @@ _SHARE_FOR_TARGET = 0.6
 """Of the free memory; the rest is for the draft, caches and what packing takes for a moment."""
 _BFLOAT16_BYTES = 2
 _CALIBRATION_CYCLES = 20_000_000
+
+
+class DraftKind(StrEnum):
+    """Which draft a small target gets."""
+
+    TWIN = "the target's twin"
+    """Its own weights: always right but for last bits."""
+    CLOSE = "the target without its last layer"
+    """Right about as often as not."""
+    OTHER = "another model"
+    """Seldom right, and its rows are narrower than the target's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +94,13 @@ class GpuBench:
             self.gauge.synchronize()
         return self._decoders[key]
 
-    def small_pair(self, *, same_weights: bool = False) -> Pair:
-        """float32; the draft is another model, or the target's twin."""
+    def small_pair(self, kind: DraftKind = DraftKind.CLOSE) -> Pair:
+        """Two models in float32."""
         target = self.decoder(self.sizes.small_target, WeightKind.FLOAT32)
-        if same_weights:
-            return Pair(target=target, draft=target.first_layers(target.config.num_layers))
-        return Pair(target=target, draft=self.decoder(self.sizes.small_draft, WeightKind.FLOAT32, seed=1))
+        if kind is DraftKind.OTHER:
+            return Pair(target=target, draft=self.decoder(self.sizes.small_draft, WeightKind.FLOAT32, seed=1))
+        num_layers = target.config.num_layers - (1 if kind is DraftKind.CLOSE else 0)
+        return Pair(target=target, draft=target.first_layers(num_layers))
 
     def large_pair(self) -> Pair:
         """bfloat16; the target has as many layers as the memory holds.

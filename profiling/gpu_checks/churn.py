@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from profiling.gpu_checks.bench import GpuBench
+from profiling.gpu_checks.bench import DraftKind, GpuBench
 from profiling.gpu_checks.check import Budget, Finding
 from profiling.gpu_checks.equality import PLANS, request_of
 from profiling.gpu_checks.rig import LoopKind, LoopPlan, WrappedStream, decode
@@ -64,7 +64,7 @@ async def check_churn(bench: GpuBench, budget: Budget) -> Finding:
     """Disturbed runs of every plan with two streams, against undisturbed ones on one stream."""
     plans = [plan for plan in PLANS if not plan.one_stream]
     pair = bench.small_pair()
-    twins = bench.small_pair(same_weights=True)
+    twins = bench.small_pair(DraftKind.TWIN)
     requests = [
         request_of(bench, seed, max_tokens=bench.sizes.num_churn_tokens) for seed in range(100, 100 + _NUM_REQUESTS)
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,12 +45,12 @@ class DeviceGauge(Protocol):
         """Block until all streams of the device are idle."""
         ...
 
-    def forbid_host_reads(self) -> Any:
+    def forbid_host_reads(self) -> AbstractContextManager[object]:
         """A context in which this thread may enqueue work, but not wait for a value of the device."""
         ...
 
 
-class _ReadGuard(TorchDispatchMode):
+class _ReadGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, without annotations
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -62,6 +62,11 @@ class _ReadGuard(TorchDispatchMode):
         if name in _READS:
             raise HostReadRefused(f"a launch called {name}, which waits for the device")
         return func(*args, **(kwargs or {}))
+
+
+def _read_guard() -> AbstractContextManager[object]:
+    guard: AbstractContextManager[object] = _ReadGuard()  # type: ignore[no-untyped-call]  # torch's, as above
+    return guard
 
 
 class CudaGauge:
@@ -88,7 +93,7 @@ class CudaGauge:
         before = _cuda.get_sync_debug_mode()
         _cuda.set_sync_debug_mode("error")
         try:
-            with _ReadGuard():
+            with _read_guard():
                 yield
         finally:
             _cuda.set_sync_debug_mode(before)
@@ -111,6 +116,6 @@ class HostGauge:
     def synchronize(self) -> None:
         """The host's own work is over when it returns."""
 
-    def forbid_host_reads(self) -> Any:
+    def forbid_host_reads(self) -> AbstractContextManager[object]:
         """What the operations' names give away."""
-        return _ReadGuard()
+        return _read_guard()

@@ -157,4 +157,5 @@ def _attention(projected: list[torch.Tensor], config: ModelConfig) -> torch.Tens
     scores_HTT = rotated(query_HTD) @ key_HTD.transpose(1, 2) / head_dim**0.5
     future_TT = torch.ones(num_tokens, num_tokens, dtype=torch.bool).triu(1)
     weights_HTT = scores_HTT.masked_fill(future_TT, float("-inf")).softmax(-1)
-    return (weights_HTT @ value_HTD).transpose(0, 1).reshape(num_tokens, -1)
+    attended_THD: torch.Tensor = (weights_HTT @ value_HTD).transpose(0, 1)
+    return attended_THD.reshape(num_tokens, -1)

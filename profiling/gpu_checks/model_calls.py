@@ -27,7 +27,7 @@ class ModelCalls:
         self._ids_T = torch.arange(_MOST_WIDTH, device=bench.device)
         self._last_two = torch.tensor([self._position - 1, self._position], device=bench.device)
         prompt_T = torch.arange(self._position, device=bench.device) % decoder.vocab_size
-        for block_T in prompt_T.split(decoder.max_block):
+        for block_T in torch.split(prompt_T, decoder.max_block):
             decoder.forward(block_T, self._cache, num_logits=0)
         bench.gauge.synchronize()
 

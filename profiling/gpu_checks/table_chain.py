@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from models import Cache
+
 _MAX_BLOCK = 64
 
 
@@ -61,16 +63,16 @@ class TableChain:
         """A cache of that many tokens."""
         return TableCache(capacity)
 
-    def forward(self, token_ids_T: torch.Tensor, cache: TableCache, *, num_logits: int) -> torch.Tensor:
+    def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
         """See `models.CausalModel.forward`."""
-        cache.advance(len(token_ids_T))
+        _own(cache).advance(len(token_ids_T))
         return self._rows(token_ids_T, num_logits)
 
     def forward_at(
         self,
         token_ids_T: torch.Tensor,
         positions_T: torch.Tensor,
-        cache: TableCache,
+        cache: Cache,
         *,
         key_length: int,
         num_logits: int,
@@ -80,3 +82,9 @@ class TableChain:
 
     def _rows(self, token_ids_T: torch.Tensor, num_logits: int) -> torch.Tensor:
         return self._table_VV.index_select(0, token_ids_T[len(token_ids_T) - num_logits :])
+
+
+def _own(cache: Cache) -> TableCache:
+    if not isinstance(cache, TableCache):
+        raise TypeError(f"cache must come from this model's new_cache, got {type(cache).__name__}")
+    return cache

@@ -36,7 +36,7 @@ def gap_at(decoder: Decoder, request: DecodeRequest, common_ids: Sequence[int], 
     text_ids = [*request.prompt_ids, *common_ids]
     ids_T = torch.tensor(text_ids, dtype=torch.int64, device=decoder.device)
     cache = decoder.new_cache(len(text_ids))
-    for block_T in ids_T[:-1].split(decoder.max_block):
+    for block_T in torch.split(ids_T[:-1], decoder.max_block):
         decoder.forward(block_T, cache, num_logits=0)
     logits_V = decoder.forward(ids_T[-1:], cache, num_logits=1)[0].cpu()
     settings, position = request.settings, len(text_ids)
