@@ -54,6 +54,7 @@ def refuse_unless_supported(kind: WeightKind, device: torch.device) -> None:
     place = "an x86-64 CPU" if kind is WeightKind.INT8 else "an x86-64 CPU or CUDA"
     raise ValueError(
         f"weights={kind.value} needs {place}, got device {device}; use {default_weight_kind(device).value} there"
+        + (", or device='cpu'" if has_packed_kinds(torch.device("cpu")) else "")
     )
 
 

@@ -133,7 +133,8 @@ async def _systems(settings: Settings, threads: int, stack: AsyncExitStack) -> l
     for weights in settings.weights:
         for pair in settings.pairs:
             runtime = await stack.enter_async_context(
-                await Runtime.load(threads=threads, weights=weights, draft=pair.draft())
+                # Where transformers runs, whatever else there is.
+                await Runtime.load(threads=threads, weights=weights, draft=pair.draft(), device="cpu")
             )
             encode = _encoder(runtime)
             # The modes of one pair run on the same weights; of the others only the choice itself is of interest.
