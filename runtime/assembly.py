@@ -6,6 +6,7 @@ Owns the construction of streams, lanes and draft sources. Knows nothing of requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from models.demo import demo_weights
 from runtime.draft_spec import AUTO_DRAFT, DraftKind, DraftSpec
 from runtime.engine import Engine, close_streams, decoding_loops
 from runtime.load_settings import LoadSettings, Mode
+from runtime.overlap_watch import OverlapWatch
 from runtime.placement import Placement, place
 from scheduler import (
     Controller,
@@ -65,25 +67,31 @@ async def build_engine(settings: LoadSettings) -> Engine:
         SlipstreamError: as the loading functions of `models`.
     """
     specs = settings.draft_specs()
-    placement = place(settings, specs)
-    target_stream, draft_stream = placement.target_stream, placement.draft_stream
+    placement = await place(settings, specs)
+    # Else the first request would take what loading does to the device for others' work.
+    loading = contextlib.nullcontext() if placement.probe is None else placement.probe.own_work()
     try:
-        specs = _specs_for(placement, settings, specs)
-        if placement.enqueues:
-            # Launches run where they are made, and loading takes seconds.
-            loaded, drafts = await asyncio.to_thread(_launch_loading, settings, specs, placement)
-        else:
-            loaded, drafts = _launch_loading(settings, specs, placement)
-        await draft_stream.record()
-        draft_lane = drafts.result().lane
-        if draft_lane is not None and placement.overlaps and not placement.enqueues:
-            await measure_together(loaded.result().lane, draft_lane)
+        with loading:
+            return await _engine_on(placement, settings, specs)
     except BaseException:
-        await close_streams(target_stream, draft_stream)
+        await close_streams(placement.target_stream, placement.draft_stream)
         if placement.probe is not None:
             placement.probe.close()
         raise
+
+
+async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequence[DraftSpec]) -> Engine:
+    draft_stream = placement.draft_stream
+    specs = _specs_for(placement, settings, specs)
+    if placement.enqueues:
+        # Launches run where they are made, and loading takes seconds.
+        loaded, drafts = await asyncio.to_thread(_launch_loading, settings, specs, placement)
+    else:
+        loaded, drafts = _launch_loading(settings, specs, placement)
+    await draft_stream.record()
     target, sources = loaded.result(), drafts.result()
+    if sources.lane is not None and placement.overlaps and not placement.enqueues:
+        await measure_together(target.lane, sources.lane)
     return Engine(
         tokenizer=target.target.tokenizer,
         target=target.lane,
@@ -94,8 +102,8 @@ async def build_engine(settings: LoadSettings) -> Engine:
         num_threads=placement.num_threads,
         num_draft_threads=placement.num_draft_threads,
         loops=decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
-        controllers=sources.controllers,
         probe=placement.probe,
+        overlap_watch=None if placement.probe is None else OverlapWatch(placement.probe, sources.controllers),
     )
 
 

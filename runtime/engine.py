@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from models import Tokenizer, WeightKind
 from runtime.load_settings import LoadSettings, Mode
+from runtime.overlap_watch import OverlapWatch
 from scheduler import (
-    Controller,
     Lane,
     Occupancy,
     OccupancyProbe,
@@ -23,7 +23,6 @@ from scheduler import (
     Residency,
     SequentialLoop,
     Stream,
-    overlap_advice,
 )
 
 DecodingLoop = SequentialLoop | PipelinedLoop
@@ -48,10 +47,10 @@ class Engine:
     """Those of a draft model while it works beside its target; 0 where it never does."""
     loops: Mapping[Mode, DecodingLoop]
     """For each mode that requests may ask for, all over the same lanes."""
-    controllers: tuple[Controller, ...] = ()
-    """Whatever chooses for the draft sources."""
     probe: OccupancyProbe | None = None
     """Watches the GPU that it runs on; None on a CPU."""
+    overlap_watch: OverlapWatch | None = None
+    """Asks the probe whether anything may run ahead; None on a CPU."""
 
     @property
     def draft_names(self) -> tuple[str, ...]:
@@ -81,17 +80,16 @@ class Engine:
         return self.loops[mode]
 
     @contextmanager
-    def watched_work(self) -> Generator[None, None, None]:
-        """A request is decoded: whether anything may run ahead meanwhile is decided by who else uses the device."""
-        if self.probe is None:
-            yield
+    def watched_work(self) -> Generator[Callable[[], None], None, None]:
+        """A request is decoded: who else uses the device decides whether anything may run ahead meanwhile.
+
+        What it yields looks again, where that is due; to be called every round.
+        """
+        if self.overlap_watch is None:
+            yield lambda: None
             return
-        # Asked before the work begins: what keeps the device busy now is not ours.
-        advice = overlap_advice(self.probe.latest())
-        for controller in self.controllers:
-            controller.no_overlap = None if advice.allowed else advice.reason
-        with self.probe.own_work():
-            yield
+        with self.overlap_watch.over_request() as look:
+            yield look
 
     def occupancy(self) -> Occupancy:
         """How full the device is; never blocks."""
@@ -101,9 +99,11 @@ class Engine:
 
     async def close(self) -> None:
         """End the streams' threads, off the event loop."""
-        await close_streams(self.target.stream, self.draft_stream)
-        if self.probe is not None:
-            await asyncio.to_thread(self.probe.close)
+        try:
+            await close_streams(self.target.stream, self.draft_stream)
+        finally:
+            if self.probe is not None:
+                await asyncio.to_thread(self.probe.close)
 
 
 async def close_streams(*streams: Stream) -> None:

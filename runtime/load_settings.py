@@ -85,9 +85,9 @@ class LoadSettings:
     threads: int | None = None
     """Intra-op threads of model work in all; None takes torch's own choice. While a draft model and its target work at
     the same time, the draft has one of them and the target the others, at least one; while one works alone it has them
-    all, if the target's rows have the same bits with either number of threads, which is found out at load. The last
-    bits may differ between runtimes that have different numbers of threads, never between the modes of requests on one
-    runtime."""
+    all, if the target's rows have the same bits with either number of threads, which is found out at load; if not, the
+    target always has all of them. The last bits may differ between runtimes that have different numbers of threads,
+    never between the modes of requests on one runtime. On a GPU it has no effect."""
     context_length: int | None = None
     """Most tokens of prompt and output together; None takes the model's own, at most 8192."""
     warmup_tokens: int = 0
@@ -97,7 +97,8 @@ class LoadSettings:
     verification: Verification | None = None
     """Default rule of requests that name none."""
     device: str = AUTO_DEVICE
-    """`cpu`, `cuda`, `cuda:1` and so on, or `auto`: a GPU where there is one that torch can use."""
+    """`cpu`, `cuda` (the first GPU), `cuda:1` and so on, or `auto`: the first GPU where there is one that torch can
+    use."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.mode, Mode):

@@ -5,6 +5,8 @@ Owns the choice and the construction of the streams. Knows nothing of checkpoint
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +28,10 @@ from scheduler import (
 
 DRAFT_THREADS = 1
 """Intra-op threads of a draft model beside its target: it is small, and what it has the target lacks."""
+_FIRST_GPU = "cuda:0"
+"""Of those that CUDA_VISIBLE_DEVICES leaves. Not torch's current one, which every thread has for itself."""
+
+_logger = logging.getLogger("slipstream")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +72,17 @@ class Placement:
         return max(self.target_cores.alone, together) if self.overlaps else self.target_cores.alone
 
 
-def place(settings: LoadSettings, specs: Sequence[DraftSpec]) -> Placement:
-    """Make the streams.
+async def place(settings: LoadSettings, specs: Sequence[DraftSpec]) -> Placement:
+    """Make the streams; a GPU and its driver start off the event loop, as that may take seconds.
 
     Raises:
         DeviceUnavailableError: if the settings name a GPU that cannot be used.
     """
-    if settings.device == "cpu" or (settings.device == AUTO_DEVICE and why_no_cuda(torch.device("cuda")) is not None):
+    if settings.device == "cpu":
         return _on_cpu(settings, specs)
-    return _on_gpu(settings, specs)
+    if settings.device == AUTO_DEVICE and await asyncio.to_thread(why_no_cuda, torch.device(_FIRST_GPU)) is not None:
+        return _on_cpu(settings, specs)
+    return await asyncio.to_thread(_on_gpu, settings, specs)
 
 
 def _on_cpu(settings: LoadSettings, specs: Sequence[DraftSpec]) -> Placement:
@@ -106,14 +114,21 @@ def _on_cpu(settings: LoadSettings, specs: Sequence[DraftSpec]) -> Placement:
 
 def _on_gpu(settings: LoadSettings, specs: Sequence[DraftSpec]) -> Placement:
     """Two streams of one GPU, the draft's the more urgent: its kernels are few and small, and the target waits for
-    them."""
-    driver = TorchCudaDriver("cuda" if settings.device == AUTO_DEVICE else settings.device)
+    them. One stream where nothing can overlap, unless overlap was asked for in so many words."""
+    driver = TorchCudaDriver(_FIRST_GPU if settings.device in (AUTO_DEVICE, "cuda") else settings.device)
+    if settings.threads is not None:
+        _logger.warning(
+            "threads=%d has no effect: the models run on %s, not on threads of the CPU; leave it out, or load with "
+            "device='cpu'",
+            settings.threads,
+            driver.device,
+        )
     _, most_urgent = driver.priority_range()
     overlaps = settings.mode.overlaps and any(spec.is_model for spec in specs)
     # Events that note their time tell what blocks cost, whenever the host comes to hear of them.
     target_stream = CudaStream("target", driver, timing=True)
     draft_stream = target_stream
-    if overlaps:
+    if overlaps or settings.mode is Mode.PIPELINED:
         draft_stream = CudaStream("draft", driver, priority=most_urgent, timing=True)
     return Placement(
         device=driver.device,

@@ -174,9 +174,10 @@ class Runtime:
                 raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
             recorder.start()
             try:
-                with self._engine.watched_work():
+                with self._engine.watched_work() as look:
                     async with aclosing(self._decode(request, options, recorder)) as chunks:
                         async for chunk in chunks:
+                            look()
                             yield chunk
             except StreamClosedError as error:
                 raise RuntimeClosedError("this runtime was closed while the request ran; load a new one") from error

@@ -26,6 +26,8 @@ class OverlapAdvice:
     allowed: bool
     reason: str
     """The evidence that decided, or what is not known."""
+    known: bool
+    """Whether there is evidence; where there is none, overlap is allowed."""
 
 
 def check_admission(required_bytes: int, occupancy: Occupancy) -> None:
@@ -83,9 +85,11 @@ def overlap_advice(occupancy: Occupancy, *, busy_percent: float = BUSY_PERCENT) 
         return _advice(True, f"no other process is on the device ({number.reason})")
     if number.value is not None:
         return _advice(
-            True, f"{number.value} other process(es) on the device, but not known whether they work: {share.reason}"
+            True,
+            f"{number.value} other process(es) on the device, but not known whether they work: {share.reason}",
+            known=False,
         )
-    return _advice(True, f"not known whether others use the device: {number.reason}")
+    return _advice(True, f"not known whether others use the device: {number.reason}", known=False)
 
 
 def _busy_while_idle(occupancy: Occupancy) -> OccupancyField[float]:
@@ -95,8 +99,8 @@ def _busy_while_idle(occupancy: Occupancy) -> OccupancyField[float]:
     return occupancy.gpu_percent
 
 
-def _advice(allowed: bool, reason: str) -> OverlapAdvice:
-    return OverlapAdvice(allowed=allowed, reason=reason)
+def _advice(allowed: bool, reason: str, *, known: bool = True) -> OverlapAdvice:
+    return OverlapAdvice(allowed=allowed, reason=reason, known=known)
 
 
 def _mebibytes(num_bytes: int) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,17 @@ from typing import Any
 import pytest
 import torch
 
+import runtime.assembly
 import runtime.placement
-from runtime import DeviceUnavailableError, InsufficientMemoryError, Mode, Occupancy, Runtime, SlipstreamError
+from runtime import (
+    DeviceUnavailableError,
+    InsufficientMemoryError,
+    Mode,
+    Occupancy,
+    Runtime,
+    SlipstreamError,
+    UnsupportedModelError,
+)
 from scheduler import CudaStream, OccupancyField
 from tests.support.fake_cuda import MOST_URGENT, FakeDriver
 from tests.support.tiny_checkpoint import write_tiny_folder
@@ -90,6 +102,54 @@ async def test_look_ups_are_left_out_unless_asked_for(folder: Path, driver: Fake
             await Runtime.load(folder, draft=draft, weights="float32")
 
 
+async def test_overlap_that_was_asked_for_is_served_without_a_draft_model(folder: Path, driver: FakeDriver) -> None:
+    async with await Runtime.load(folder, draft="none", mode="pipelined", weights="float32") as loaded:
+        assert loaded.modes == (Mode.PLAIN, Mode.SEQUENTIAL, Mode.PIPELINED)
+        for mode in (None, *loaded.modes):
+            assert (await loaded.generate(PROMPTS[0], max_tokens=5, ignore_eos=True, mode=mode)).metrics.num_plain_steps
+
+
+async def test_a_gpu_is_looked_for_and_started_off_the_event_loop(
+    folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def noted(result: object) -> Any:
+        threads.append(threading.current_thread())
+        return result
+
+    monkeypatch.setattr(runtime.placement, "TorchCudaDriver", lambda device: noted(driver))
+    monkeypatch.setattr(runtime.placement, "why_no_cuda", lambda device: noted(None))
+    async with await Runtime.load(folder, draft="none", weights="float32"):
+        assert len(threads) == 2
+        assert threading.main_thread() not in threads
+
+
+async def test_threads_that_have_no_effect_are_told_of(
+    folder: Path, driver: FakeDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="slipstream"):
+        async with await Runtime.load(folder, draft="none", threads=2, weights="float32"):
+            pass
+    assert "threads=2 has no effect" in caplog.text
+
+
+async def test_an_engine_that_cannot_be_built_leaves_nothing_open(
+    folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = planted_probe(monkeypatch, free_bytes=1 << 40, other_percent=0.0)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        assert probe.num_pieces == 1, "what loading does to the device is this process's own work"
+        raise UnsupportedModelError("planted")
+
+    monkeypatch.setattr(runtime.assembly, "decoding_loops", refuse)
+    with pytest.raises(UnsupportedModelError, match="planted"):
+        await Runtime.load(folder, draft="early-exit:1", weights="float32")
+    assert probe.closed
+    assert probe.num_pieces == 0
+
+
 async def test_the_occupancy_says_why_it_is_unknown(folder: Path, driver: FakeDriver) -> None:
     async with await Runtime.load(folder, draft="early-exit:1", weights="float32") as loaded:
         await loaded.generate("x", max_tokens=3)
@@ -104,21 +164,27 @@ class FullProbe:
     """What a probe says of a device that others use."""
 
     def __init__(self, *, free_bytes: int, other_percent: float) -> None:
-        unknown = Occupancy.unknown("nobody asked", taken_at_s=0.0)
+        unknown = Occupancy.unknown("nobody asked", taken_at_s=time.monotonic())
         self.reading = dataclasses.replace(
             unknown,
             memory_free_bytes=OccupancyField(value=free_bytes, reason="planted"),
             other_sm_percent=OccupancyField(value=other_percent, reason="planted"),
         )
         self.closed = False
+        self.num_pieces = 0
 
     def read(self) -> Occupancy:
         return self.reading
 
     latest = read
 
-    def own_work(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def own_work(self) -> Iterator[None]:
+        self.num_pieces += 1
+        try:
+            yield
+        finally:
+            self.num_pieces -= 1
 
     def close(self) -> None:
         self.closed = True

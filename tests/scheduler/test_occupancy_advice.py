@@ -71,12 +71,14 @@ def test_our_own_work_does_not(machine: FakeMachine) -> None:
         reading(machine, idle_s=None, gpu_percent=99, samples=[own, FakeSample(pid=STRANGER, sm_percent=4)])
     )
     assert advice.allowed
+    assert advice.known
     assert "4 %" in advice.reason
 
 
 def test_a_device_that_is_busy_while_we_are_idle_is_busy_for_others(machine: FakeMachine) -> None:
     advice = overlap_advice(reading(machine, idle_s=3.0, gpu_percent=60, samples=None, compute=None))
     assert not advice.allowed
+    assert advice.known
     assert "60 % busy while this process was idle" in advice.reason
 
 
@@ -91,6 +93,7 @@ def test_hidden_processes_outweigh_harmless_visible_ones(machine: FakeMachine) -
 def test_utilisation_that_may_be_our_own_decides_nothing(machine: FakeMachine, idle_s: float | None) -> None:
     advice = overlap_advice(reading(machine, idle_s=idle_s, gpu_percent=100, samples=None))
     assert advice.allowed
+    assert not advice.known
     assert "not known whether they work" in advice.reason
 
 
@@ -104,12 +107,14 @@ def test_nobody_else_is_there(machine: FakeMachine) -> None:
     own = FakeProcess(pid=os.getpid())
     advice = overlap_advice(reading(machine, idle_s=None, gpu_percent=100, samples=None, compute=[own], graphics=[]))
     assert advice.allowed
+    assert advice.known
     assert "no other process" in advice.reason
 
 
 def test_what_is_not_known_is_said() -> None:
     advice = overlap_advice(UNKNOWN)
     assert advice.allowed
+    assert not advice.known
     assert advice.reason == "not known whether others use the device: no driver"
 
 
