@@ -9,11 +9,14 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
 from profiling.gpu_checks.bench import DraftKind, GpuBench
 from profiling.gpu_checks.check import Budget, Finding
 from profiling.gpu_checks.rig import PLAIN, LoopKind, LoopPlan, WrappedStream, decode
 from profiling.gpu_checks.text_equality import explain_difference
-from scheduler import CudaStream, DecodeRequest, SamplingSettings
+from scheduler import CopyDriver, CudaStream, DecodeRequest, SamplingSettings
+from scheduler.streams.cuda.copies import DriverEvent
 
 PLANS = (
     LoopPlan(kind=LoopKind.SEQUENTIAL, gamma=1),
@@ -84,8 +87,26 @@ async def check_equality(bench: GpuBench, budget: Budget) -> Finding:
     )
 
 
+class CountedCopies:
+    """A driver's copies to the host, counted."""
+
+    def __init__(self, driver: CopyDriver) -> None:
+        """Count from 0."""
+        self._driver = driver
+        self.num_copies = 0
+
+    def host_buffer(self, num_bytes: int) -> torch.Tensor:
+        """The driver's."""
+        return self._driver.host_buffer(num_bytes)
+
+    def copy_to_host(self, host: torch.Tensor, source: torch.Tensor) -> DriverEvent:
+        """The driver's, counted."""
+        self.num_copies += 1
+        return self._driver.copy_to_host(host, source)
+
+
 async def check_host_reads(bench: GpuBench, budget: Budget) -> Finding:
-    """The same with every launch guarded; the one copy a round needs no read."""
+    """Every launch of a round guarded: no read, and exactly one copy a round."""
 
     @contextmanager
     def around(label: str) -> Iterator[None]:
@@ -99,18 +120,24 @@ async def check_host_reads(bench: GpuBench, budget: Budget) -> Finding:
         return WrappedStream(stream, around)
 
     faults: list[str] = []
-    num_runs = 0
+    num_runs = num_rounds = 0
+    copies = CountedCopies(bench.driver)
     pair = bench.small_pair()
     for plan in budget.spend((PLAIN, *PLANS), "loops", least=3):
         for seed in range(2):
             request = request_of(bench, seed, max_tokens=_NUM_GUARDED_TOKENS)
             num_runs += 1
+            num_before = copies.num_copies
             try:
-                await decode(bench, pair.target, pair.draft, plan, request, wrap=wrap)
+                output = await decode(bench, pair.target, pair.draft, plan, request, wrap=wrap, copies=copies)
             except RuntimeError as error:
                 faults.append(f"{plan}: {error}")
+                continue
+            num_rounds += len(output.reports)
+            if copies.num_copies - num_before != len(output.reports):
+                faults.append(f"{plan}: {copies.num_copies - num_before} copies in {len(output.reports)} rounds")
     return Finding(
-        summary=f"{num_runs - len(faults)} of {num_runs} guarded runs got by without a host read",
-        figures={"num_runs": num_runs},
+        summary=f"{num_runs - len(faults)} of {num_runs} guarded runs got by with one copy a round and no host read",
+        figures={"num_runs": num_runs, "num_rounds": num_rounds, "num_copies": copies.num_copies},
         faults=tuple(faults),
     )

@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _cuda: Any = torch.cuda
 """Most of its functions carry no annotations."""
-_READS = frozenset({"_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "unique_dim", "_unique2"})
+_READS = frozenset({"_local_scalar_dense", "_unique2", "equal", "is_nonzero", "masked_select", "nonzero", "unique_dim"})
 """Operations that need a device value on the host, or whose shape follows from one."""
+_READING_METHODS = frozenset(
+    {"__bool__", "__float__", "__index__", "__int__", "cpu", "item", "numpy", "tolist", *_READS}
+)
+"""Of a tensor in host memory some never get to be operations."""
 
 
 class HostReadRefused(RuntimeError):
@@ -50,7 +55,7 @@ class DeviceGauge(Protocol):
         ...
 
 
-class _ReadGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, without annotations
+class _OperationGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's, without annotations
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -59,14 +64,34 @@ class _ReadGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = func.__name__.partition(".")[0]
-        if name in _READS:
-            raise HostReadRefused(f"a launch called {name}, which waits for the device")
+        # A mask says by its values how long the result is.
+        if name == "index" and any(index is not None and index.dtype is torch.bool for index in args[1]):
+            name = "nonzero"
+        _refuse(name, _READS)
         return func(*args, **(kwargs or {}))
 
 
-def _read_guard() -> AbstractContextManager[object]:
-    guard: AbstractContextManager[object] = _ReadGuard()  # type: ignore[no-untyped-call]  # torch's, as above
-    return guard
+class _MethodGuard(TorchFunctionMode):
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        _refuse(getattr(func, "__name__", ""), _READING_METHODS)
+        return func(*args, **(kwargs or {}))
+
+
+def _refuse(name: str, refused: frozenset[str]) -> None:
+    if name in refused:
+        raise HostReadRefused(f"a launch called {name}, which waits for the device")
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    with _MethodGuard(), _OperationGuard():  # type: ignore[no-untyped-call]  # torch's, as above
+        yield
 
 
 class CudaGauge:
@@ -93,7 +118,7 @@ class CudaGauge:
         before = _cuda.get_sync_debug_mode()
         _cuda.set_sync_debug_mode("error")
         try:
-            with _read_guard():
+            with _guarded():
                 yield
         finally:
             _cuda.set_sync_debug_mode(before)
@@ -118,4 +143,4 @@ class HostGauge:
 
     def forbid_host_reads(self) -> AbstractContextManager[object]:
         """What the operations' names give away."""
-        return _read_guard()
+        return _guarded()

@@ -47,24 +47,42 @@ class HostEvent:
         return time.perf_counter() >= self.passes_at_s
 
 
-class _Arrival(HostEvent):
-    """The point behind a copy, at which its destination changes."""
+class Arrivals:
+    """Copies on their way. Each changes its destination when its time has come, in order, whoever asks first."""
 
-    def __init__(self, host: torch.Tensor, value: torch.Tensor) -> None:
-        super().__init__()
+    def __init__(self) -> None:
+        """None yet."""
         self._lock = threading.Lock()
-        self._on_its_way: tuple[torch.Tensor, torch.Tensor] | None = (host, value)
+        self._on_their_way: list[tuple[float, torch.Tensor, torch.Tensor]] = []
+
+    def add(self, passes_at_s: float, host: torch.Tensor, value: torch.Tensor) -> None:
+        """Until then `host` holds rubbish."""
+        self.deliver()
+        with self._lock:
+            host.reshape(-1).view(torch.uint8).fill_(_RUBBISH)
+            self._on_their_way.append((passes_at_s, host, value))
+
+    def deliver(self) -> None:
+        """Let arrive what is due."""
+        now_s = time.perf_counter()
+        with self._lock, torch.inference_mode():
+            due = sorted((one for one in self._on_their_way if one[0] <= now_s), key=lambda one: one[0])
+            self._on_their_way = [one for one in self._on_their_way if one[0] > now_s]
+            for _, host, value in due:
+                host.copy_(value)
+
+
+class _Arrival(HostEvent):
+    """The point behind a copy."""
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        super().__init__()
+        self._arrivals = arrivals
 
     def query(self) -> bool:
-        if not super().query():
-            return False
-        with self._lock:
-            if self._on_its_way is not None:
-                host, value = self._on_its_way
-                with torch.inference_mode():
-                    host.copy_(value)
-                self._on_its_way = None
-        return True
+        is_passed = super().query()
+        self._arrivals.deliver()
+        return is_passed
 
 
 class HostDriver:
@@ -73,6 +91,7 @@ class HostDriver:
     def __init__(self) -> None:
         """Begin without streams."""
         self._current = threading.local()
+        self._arrivals = Arrivals()
 
     @property
     def device(self) -> torch.device:
@@ -152,9 +171,9 @@ class HostDriver:
     def copy_to_host(self, host: torch.Tensor, source: torch.Tensor) -> HostEvent:
         """Copy when the current stream's clock gets there; until then the destination holds rubbish."""
         stream = self._current_stream("copy_to_host")
-        event = _Arrival(host, source.clone())
-        host.reshape(-1).view(torch.uint8).fill_(_RUBBISH)
+        event = _Arrival(self._arrivals)
         self.record(event, stream)
+        self._arrivals.add(event.passes_at_s, host, source.clone())
         return event
 
     def _current_stream(self, what: str) -> HostStream:

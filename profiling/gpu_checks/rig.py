@@ -16,6 +16,7 @@ from typing import Self, TypeVar
 from models import CausalModel
 from profiling.gpu_checks.bench import GpuBench
 from scheduler import (
+    CopyDriver,
     CudaEvent,
     CudaStream,
     DecodeRequest,
@@ -160,7 +161,7 @@ class LoopRig:
         *,
         capacity: int,
         wrap: NewStream = lambda stream: stream,
-        draft_priority: int = 0,
+        copies: CopyDriver | None = None,
     ) -> None:
         """Make streams, caches and slots.
 
@@ -171,21 +172,19 @@ class LoopRig:
             plan: which loop.
             capacity: most tokens of a request, with its prompt.
             wrap: what is done to each stream.
-            draft_priority: of the draft's stream; a smaller number is more urgent.
+            copies: how verdicts get to the host; None has the bench's driver do it.
         """
         self._bench = bench
         self.target_stream = wrap(bench.stream("target"))
         self.draft_stream = (
-            self.target_stream
-            if plan.kind is LoopKind.PLAIN or plan.one_stream
-            else wrap(bench.stream("draft", priority=draft_priority))
+            self.target_stream if plan.kind is LoopKind.PLAIN or plan.one_stream else wrap(bench.stream("draft"))
         )
         lane = Lane("target", target, self.target_stream, capacity=capacity)
         proposers = []
         if draft is not None and plan.kind is not LoopKind.PLAIN:
             draft_lane = Lane("draft", draft, self.draft_stream, capacity=capacity)
             proposers.append(ModelProposer(draft_lane, FixedGamma(plan.gamma)))
-        residency = DeviceResidency(bench.driver)
+        residency = DeviceResidency(copies or bench.driver)
         self.loop: SequentialLoop | PipelinedLoop
         if plan.kind is LoopKind.PIPELINED:
             self.loop = PipelinedLoop(
@@ -244,10 +243,11 @@ async def decode(
     request: DecodeRequest,
     *,
     wrap: NewStream = lambda stream: stream,
+    copies: CopyDriver | None = None,
 ) -> Output:
     """One request on a rig of its own."""
     capacity = len(request.prompt_ids) + request.max_tokens + 1
-    with LoopRig(bench, target, draft, plan, capacity=capacity, wrap=wrap) as rig:
+    with LoopRig(bench, target, draft, plan, capacity=capacity, wrap=wrap, copies=copies) as rig:
         output = await rig.run(request)
         await rig.idle()
         return output
