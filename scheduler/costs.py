@@ -56,8 +56,12 @@ class BlockCosts:
     def record(self, width: int, elapsed_ms: float) -> None:
         """Take in one measurement."""
         elapsed_ms = max(elapsed_ms, _LEAST_MS) / self._factor
-        if not self._ms or not min(self._ms) <= width <= max(self._ms):
-            self._ms = {**self._ms, width: elapsed_ms}
+        if not self._ms:
+            self._ms = {width: elapsed_ms}
+            return
+        if not min(self._ms) <= width <= max(self._ms):
+            # The estimate out there is what a block costs at most; one that took longer was disturbed.
+            self._ms = {**self._ms, width: min(elapsed_ms, _interpolated(self._ms, width))}
             return
         # One slow step (another process, a page fault) must not count for many rounds, least of all where it is the
         # first of its width: a width that looks dear is not chosen, and so not measured again.

@@ -56,6 +56,13 @@ def test_a_width_outside_the_measured_range_is_taken_as_it_is() -> None:
     assert costs.estimate(9) == pytest.approx(11.0)
 
 
+@pytest.mark.parametrize(("width", "most"), [(1, 20.0), (9, 90.0)])
+def test_a_slow_first_step_outside_the_measured_range_costs_what_was_expected_at_most(width: int, most: float) -> None:
+    costs = BlockCosts({2: 20.0})
+    costs.record(width, 100_000.0)
+    assert costs.estimate(width) == most
+
+
 def test_calibrating_forgets() -> None:
     costs = BlockCosts({1: 10.0, 9: 99.0})
     costs.calibrate({1: 5.0, 2: 6.0})
