@@ -5,7 +5,8 @@ by expected tokens a second: from costs measured on this machine and an acceptan
 fixed by the caller stays fixed, and the choice is made among what is left. Knows nothing of models or streams.
 
 It does no harm: where nothing promises a real gain over plain decoding nothing is drafted, and it looks again
-after a pause that doubles while it stays without success.
+after a pause that doubles while it stays without success. To be right is no success for a draft that costs so much
+that it would not pay if it always were.
 """
 
 from __future__ import annotations
@@ -141,14 +142,14 @@ class Controller:
         return self._decision is not None and self._decision.plan.gamma == 0
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
-        """Update the acceptance estimate; a success shortens the pause again."""
+        """Update the acceptance estimate; a success shortens the pause again, where successes can make it pay."""
         if num_proposed == 0:
             return
         self.estimate.observe(num_proposed, num_accepted)
         if self._probing:
             self._rounds_off = 0
             self._pause = min(2 * self._pause, _LAST_PROBE)
-        if num_accepted == num_proposed:
+        if num_accepted == num_proposed and self._pause > _FIRST_PROBE and self._can_pay:
             self._pause = _FIRST_PROBE
 
     def explain(self) -> str:
@@ -156,19 +157,30 @@ class Controller:
         decision = self._decision
         if decision is None:
             return "nothing was asked of it" if self.max_gamma else "gamma is 0"
-        return explain(decision, fixed=self._fixed, leads=self._leads, no_overlap=self.no_overlap)
+        return explain(decision, fixed=self._fixed, leads=self._leads)
 
     @property
     def _probing(self) -> bool:
         """Whether it is time to look again; a source that first has to catch up is asked until it has an answer."""
         return self._rounds_off > self._pause
 
+    @property
+    def _can_pay(self) -> bool:
+        """Whether there is an acceptance rate at which drafting pays."""
+        decision = self._decision
+        return decision is None or self._decide(decision.model, 1.0).plan.gamma > 0
+
     def _plan(self) -> RoundPlan | None:
         """The plan in force, thought over when it is old."""
         self._age += 1
         alpha = self.estimate.alpha
         decision = self._decision
-        if decision is None or self._age >= _STALE_AFTER or abs(alpha - decision.alpha) >= _ALPHA_STEP:
+        if (
+            decision is None
+            or self._age >= _STALE_AFTER
+            or abs(alpha - decision.alpha) >= _ALPHA_STEP
+            or decision.no_overlap != self.no_overlap
+        ):
             self._age = 0
             model = self._costs.speed_model(self.max_gamma)
             if model is None:
@@ -179,7 +191,8 @@ class Controller:
 
     def _decide(self, model: SpeedModel, alpha: float) -> Decision:
         best: dict[RoundMode, RatedPlan] = {}
-        for plan in self._plans(model):
+        no_overlap = self.no_overlap
+        for plan in self._plans(model, may_overlap=no_overlap is None):
             rated = RatedPlan(plan=plan, tokens_per_ms=model.tokens_per_ms(plan, alpha))
             if plan.mode not in best or rated.tokens_per_ms > best[plan.mode].tokens_per_ms:
                 best[plan.mode] = rated
@@ -192,18 +205,19 @@ class Controller:
             least_gain = _MIN_OVERLAP_GAIN if in_turn else _MIN_GAIN
             if chosen is None or rated_mode.tokens_per_ms > least_gain * chosen.tokens_per_ms:
                 chosen = rated_mode
-        return Decision(plan=chosen.plan if chosen else _PLAIN, best=best, alpha=alpha, model=model)
+        plan = chosen.plan if chosen else _PLAIN
+        return Decision(plan=plan, best=best, alpha=alpha, model=model, no_overlap=no_overlap)
 
-    def _plans(self, model: SpeedModel) -> Iterator[RoundPlan]:
+    def _plans(self, model: SpeedModel, *, may_overlap: bool) -> Iterator[RoundPlan]:
         """What may be chosen, given what was fixed."""
         if not self._fixed:
             yield _PLAIN
         least, most = self._leads
-        if self.no_overlap is not None and least == 0:
+        if not may_overlap and least == 0:
             most = 0
         for gamma in self._gammas:
             if gamma and least == 0:
                 yield RoundPlan(mode=RoundMode.SEQUENTIAL, gamma=gamma)
             for lead in (most,) if self._leads.fixed else model.leads(gamma, most):
-                if gamma and lead:
+                if gamma and lead and lead >= least:
                     yield RoundPlan(mode=RoundMode.PIPELINED, gamma=gamma, lead=lead)

@@ -21,6 +21,8 @@ class Decision:
     """The best plan of each mode that could be had."""
     alpha: float
     model: SpeedModel
+    no_overlap: str | None = None
+    """Why nothing could run ahead, whatever it would have promised; None where it could."""
 
     def gain(self, mode: RoundMode) -> float | None:
         """Expected speed of a mode over that of plain decoding; None where it could not be had."""
@@ -28,7 +30,7 @@ class Decision:
         return None if found is None else found.tokens_per_ms * self.model.alone.verify_ms[1]
 
 
-def explain(decision: Decision, *, fixed: bool, leads: Leads, no_overlap: str | None) -> str:
+def explain(decision: Decision, *, fixed: bool, leads: Leads) -> str:
     """A decision in words: what is done, what it promises, and what the alternatives would."""
     plan = decision.plan
     gains = {mode: decision.gain(mode) for mode in RoundMode}
@@ -49,8 +51,8 @@ def explain(decision: Decision, *, fixed: bool, leads: Leads, no_overlap: str | 
         parts += others
     elif others:
         parts.append("of plain decoding's speed, " + " and ".join(others))
-    if no_overlap is not None and not leads.fixed:
-        parts.append(f"nothing runs ahead, as {no_overlap}")
+    if decision.no_overlap is not None and leads.least == 0 < leads.most:
+        parts.append(f"nothing runs ahead, as {decision.no_overlap}")
     return "; ".join([*parts, _figures(decision)])
 
 

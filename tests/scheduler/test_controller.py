@@ -109,6 +109,12 @@ class TestGamma:
         policy.observe(1, 1)
         assert [policy.choose() for _ in range(9)] == [0] * 8 + [1]
 
+    def test_successes_of_a_draft_that_cannot_pay_are_none(self) -> None:
+        policy = policy_of(draft_ms=10.0, prior_alpha=1.0)
+        gammas = play(policy, 1.0, num_rounds=400)
+        asked = [index for index, gamma in enumerate(gammas) if gamma]
+        assert [later - earlier for earlier, later in itertools.pairwise(asked)][:5] == [17, 33, 65, 65, 65]
+
     def test_a_source_that_must_catch_up_first_is_asked_until_it_answers(self) -> None:
         policy = policy_of(prior_alpha=0.0)
         while policy.choose() == 0:
@@ -197,6 +203,24 @@ class TestLead:
         assert policy.choose() > 0
         assert policy.lead == 0
         assert "nothing runs ahead, as other processes fill the GPU" in policy.explain()
+
+    def test_a_reason_that_comes_up_or_goes_away_meanwhile_is_heeded_at_once(self) -> None:
+        policy = policy_of(draft_ms=3.0, prior_alpha=0.9)
+        policy.begin(FREE)
+        leads = []
+        for policy.no_overlap in (None, "other processes fill the GPU", None):
+            # What was decided before it came up is not explained by it.
+            assert (policy.lead > 0) <= ("other processes" not in policy.explain())
+            policy.choose()
+            leads.append(policy.lead > 0)
+        assert leads == [True, False, True]
+
+    @pytest.mark.parametrize("least", [2, 5, 7])
+    def test_no_lead_is_shorter_than_the_loop_allows(self, least: int) -> None:
+        policy = policy_of(draft_ms=8.0, prior_alpha=0.9)
+        policy.begin(Leads(least=least, most=8))
+        assert policy.choose() > 0
+        assert policy.lead >= least
 
     def test_a_fixed_mode_wins_over_a_reason_against_overlap(self) -> None:
         policy = policy_of(draft_ms=3.0, prior_alpha=0.9)
