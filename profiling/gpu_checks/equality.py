@@ -16,7 +16,7 @@ from profiling.gpu_checks.check import Budget, Finding
 from profiling.gpu_checks.rig import PLAIN, LoopKind, LoopPlan, WrappedStream, decode
 from profiling.gpu_checks.text_equality import explain_difference
 from scheduler import CopyDriver, CudaStream, DecodeRequest, SamplingSettings
-from scheduler.streams.cuda.copies import DriverEvent
+from scheduler.streams.cuda import DriverEvent
 
 PLANS = (
     LoopPlan(kind=LoopKind.SEQUENTIAL, gamma=1),

@@ -1,4 +1,4 @@
-"""The parts of the GPU check: running checks whatever becomes of one, the driver in place of a GPU's, comparing texts."""
+"""The parts of the GPU check: running them whatever becomes of one, the driver in place of a GPU's, comparing texts."""
 
 from __future__ import annotations
 
