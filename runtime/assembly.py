@@ -102,6 +102,7 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
         num_threads=placement.num_threads,
         num_draft_threads=placement.num_draft_threads,
         loops=decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
+        draft_timed=not placement.enqueues,
         probe=placement.probe,
         overlap_watch=None if placement.probe is None else OverlapWatch(placement.probe, sources.controllers),
     )

@@ -47,6 +47,8 @@ class Engine:
     """Those of a draft model while it works beside its target; 0 where it never does."""
     loops: Mapping[Mode, DecodingLoop]
     """For each mode that requests may ask for, all over the same lanes."""
+    draft_timed: bool = True
+    """Whether rounds tell how long drafting took; nobody can where it is only enqueued."""
     probe: OccupancyProbe | None = None
     """Watches the GPU that it runs on; None on a CPU."""
     overlap_watch: OverlapWatch | None = None

@@ -48,8 +48,9 @@ class Metrics:
     """Tokens of the first round: all of them are there after `ttft_ms`."""
     total_ms: float = 0.0
     """From the request's turn to its last token."""
-    draft_ms: float = 0.0
-    """Time of the draft; in a pipelined request most of it runs beside `verify_ms`."""
+    draft_ms: float | None = 0.0
+    """Time of the draft; in a pipelined request most of it runs beside `verify_ms`. None where drafting is only
+    enqueued, as on a GPU, so that nobody takes its time."""
     verify_ms: float = 0.0
     acceptance_low: bool = False
     """Whether the runtime's rolling acceptance rate lies below its threshold."""
@@ -106,9 +107,15 @@ class Metrics:
 class MetricsRecorder:
     """Adds up a request's reports."""
 
-    def __init__(self, draft_names: tuple[str, ...]) -> None:
-        """Start the clock of a request that waits for its turn."""
+    def __init__(self, draft_names: tuple[str, ...], *, draft_timed: bool = True) -> None:
+        """Start the clock of a request that waits for its turn.
+
+        Args:
+            draft_names: of the draft sources, by their number in reports.
+            draft_timed: whether reports tell how long drafting took.
+        """
         self._draft_names = draft_names
+        self._draft_timed = draft_timed
         self._called = time.perf_counter()
         self._started = self._called
         self._first: float | None = None
@@ -177,7 +184,7 @@ class MetricsRecorder:
             queue_ms=(self._started - self._called) * 1e3,
             ttft_ms=None if self._first is None else (self._first - self._started) * 1e3,
             total_ms=(self._last - self._started) * 1e3,
-            draft_ms=self._draft_ms,
+            draft_ms=self._draft_ms if self._draft_timed else None,
             verify_ms=self._verify_ms,
             acceptance_low=acceptance_low,
             decision=decision,

@@ -166,7 +166,7 @@ class Runtime:
         return checked
 
     async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:
-        recorder = MetricsRecorder(self._engine.draft_names)
+        recorder = MetricsRecorder(self._engine.draft_names, draft_timed=self._engine.draft_timed)
         async with self._queue.turn():
             # Encoded in turn, so that a short prompt does not overtake a long one.
             request = self._request(await self._encode(prompt), options)

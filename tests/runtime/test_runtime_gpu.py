@@ -69,7 +69,10 @@ async def test_every_mode_writes_what_the_cpu_writes(folder: Path, driver: FakeD
         assert loaded.modes == tuple(Mode)
         for mode in (None, Mode.PLAIN, Mode.PIPELINED, Mode.SEQUENTIAL, Mode.AUTO):
             assert await outputs(loaded, mode) == expected
-        assert (await loaded.generate(PROMPTS[0], max_tokens=30, mode="pipelined")).metrics.num_draft_tokens > 0
+        metrics = (await loaded.generate(PROMPTS[0], max_tokens=30, mode="pipelined")).metrics
+        assert metrics.num_draft_tokens > 0
+        assert metrics.draft_ms is None, "unknown is not 0"
+        assert metrics.verify_ms > 0
 
 
 async def test_draft_and_target_have_streams_of_their_own(folder: Path, driver: FakeDriver) -> None:
