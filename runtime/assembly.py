@@ -99,7 +99,7 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
         proposers=sources.proposers,
         model_sources=frozenset(index for index, spec in enumerate(specs) if spec.is_model),
         weights=target.target.weights,
-        num_threads=placement.num_threads,
+        num_threads=dataclasses.replace(placement, target_cores=target.cores).num_threads,
         num_draft_threads=placement.num_draft_threads,
         loops=decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
         draft_timed=not placement.enqueues,
@@ -146,6 +146,8 @@ class _LoadedTarget:
 
     target: LoadedModel
     lane: Lane
+    cores: CoreShare | None
+    """What the lane got, which is all of them where its rows would differ with fewer."""
     drafts: tuple[OpenModel | None, ...]
     """By source; None where it has no file of its own."""
     files: ExitStack
@@ -181,7 +183,7 @@ def _load_target(settings: LoadSettings, specs: Sequence[DraftSpec], placement: 
             pace=MachinePace(),
         )
         lane.measure_costs()
-        return _LoadedTarget(target=loaded, lane=lane, drafts=drafts, files=stack.pop_all())
+        return _LoadedTarget(target=loaded, lane=lane, cores=cores, drafts=drafts, files=stack.pop_all())
 
 
 def _load_drafts(

@@ -27,7 +27,7 @@ from runtime import (
     SlipstreamError,
     Verification,
 )
-from scheduler import Lane
+from scheduler import CoreShare, Lane
 from tests.support.tiny_checkpoint import save_tokenizer, write_tiny_folder, write_tiny_gguf
 from tests.support.tiny_tokenizers import byte_level_metadata
 
@@ -130,6 +130,16 @@ async def test_a_draft_beside_its_target_is_always_right_about_itself(folder: Pa
     assert metrics.draft_acceptance_rate == metrics.hit_rate == 1.0
 
 
+async def test_a_target_whose_rows_forbid_fewer_threads_keeps_all_of_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = Decoder._probe
+    monkeypatch.setattr(Decoder, "_probe", lambda decoder, thread_counts: probe(decoder, ()))
+    async with await Runtime.load(folder, draft="early-exit:1", threads=3) as loaded:
+        assert loaded._engine.target._cores == CoreShare(alone=3, together=3)
+        assert (loaded.description.threads, loaded.description.draft_threads) == (4, 1)
+
+
 @pytest.mark.parametrize("draft", ["early-exit:1", "folder", "ngram+folder"])
 @pytest.mark.parametrize("weights", ["float32", "float16", "int8"])
 async def test_no_choice_of_mode_changes_a_bit(folder: Path, draft_folder: Path, draft: str, weights: str) -> None:
@@ -176,7 +186,7 @@ async def test_each_model_is_loaded_and_measured_on_the_worker_that_runs_it(
             ]
             assert probed[0] == ("slipstream-target", (2, 3))
             assert probed[1:] == ([] if draft == "early-exit:1" else [("slipstream-draft", (3,))])
-            assert (loaded.description.threads, loaded.description.draft_threads) == (3, 1)
+            assert (loaded.description.threads, loaded.description.draft_threads) == (shared.together + 1, 1)
             assert torch.get_num_threads() == before
     probed.clear()
     async with await Runtime.load(folder, mode="sequential", draft="early-exit:1", threads=3):
