@@ -23,6 +23,8 @@ class AvailableMemory:
     """None where it cannot be known."""
     reason: str
     """Where the number comes from, or why there is none."""
+    kept_bytes: int = 0
+    """Part of it that torch keeps from tensors that are gone, and uses again: the driver counts these as used."""
 
 
 def available_memory(device: str | torch.device = "cpu") -> AvailableMemory:
@@ -31,9 +33,10 @@ def available_memory(device: str | torch.device = "cpu") -> AvailableMemory:
     if device.type == "cuda":
         try:
             free, _ = torch.cuda.mem_get_info(device)
+            kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         except (RuntimeError, AssertionError) as error:  # torch says so where it was built or started without CUDA
             return AvailableMemory(num_bytes=None, reason=f"CUDA does not tell: {error}")
-        return AvailableMemory(num_bytes=free, reason=f"free on {device}")
+        return AvailableMemory(num_bytes=free + kept, reason=f"free on {device}", kept_bytes=kept)
     if device.type != "cpu":
         return AvailableMemory(num_bytes=None, reason=f"devices of type {device.type} do not tell")
     machine, container = _machine_memory(), _control_group_memory()

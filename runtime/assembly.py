@@ -258,10 +258,11 @@ def _check_memory(
         draft=draft_config,
         draft_weights=weights if has_own_weights else None,
     )
-    check_memory(estimate, available_memory(placement.device))
+    available = available_memory(placement.device)
+    check_memory(estimate, available)
     if placement.probe is not None:
         # The driver's own count, in which other processes show as soon as they allocate.
-        check_admission(estimate.total_bytes, placement.probe.read())
+        check_admission(max(0, estimate.total_bytes - available.kept_bytes), placement.probe.read())
 
 
 def _context_length(settings: LoadSettings, model_context_length: int) -> int:

@@ -153,3 +153,12 @@ def test_free_memory_of_a_device_is_what_cuda_says(monkeypatch: pytest.MonkeyPat
     assert found.num_bytes == 5 << 30
     assert "cuda:1" in found.reason
     assert asked == [torch.device("cuda:1")]
+
+
+def test_what_torch_keeps_of_a_device_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 16 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 30)
+    found = available_memory("cuda")
+    assert found.kept_bytes == 15 << 30
+    assert found.num_bytes == 20 << 30

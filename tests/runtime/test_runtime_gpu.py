@@ -17,6 +17,7 @@ import torch
 
 import runtime.assembly
 import runtime.placement
+from models.free_memory import AvailableMemory
 from runtime import (
     DeviceUnavailableError,
     InsufficientMemoryError,
@@ -206,6 +207,17 @@ async def test_what_others_leave_free_decides_over_admission(
     with pytest.raises(InsufficientMemoryError):
         await Runtime.load(folder, draft="early-exit:1", weights="float32")
     assert probe.closed
+
+
+async def test_what_an_earlier_runtime_left_behind_is_no_reason_to_refuse(
+    folder: Path, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver takes it for used, since torch keeps it."""
+    kept = AvailableMemory(num_bytes=1 << 40, kept_bytes=1 << 40, reason="planted")
+    monkeypatch.setattr(runtime.assembly, "available_memory", lambda device: kept)
+    planted_probe(monkeypatch, free_bytes=1 << 16, other_percent=0.0)
+    async with await Runtime.load(folder, draft="none", weights="float32") as loaded:
+        assert (await loaded.generate("x", max_tokens=2)).token_ids
 
 
 async def test_where_others_fill_the_gpu_nothing_runs_ahead(
