@@ -17,7 +17,7 @@ from scheduler import CudaEvent, CudaStream, Launch, PinnedRing, PinnedSlot
 _NUM_SLOTS = 4
 _NUM_WORDS = 64
 _LONGEST_LAG_MS = 0.3
-_HELD_MS = 20.0
+_HELD_MS = 100.0
 
 
 async def check_ring(bench: GpuBench, budget: Budget) -> Finding:

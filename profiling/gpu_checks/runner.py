@@ -70,6 +70,7 @@ class Runner:
             result = self._outcome(check, budget, limit_s)
         finally:
             watchdog.cancel()
+            watchdog.join()
         took_s = time.perf_counter() - started_s
         self._record.put(dataclasses.replace(result, took_s=took_s, cut_short=tuple(budget.cut_short)))
         self._tell(f"{check.name}: {result.status}, {result.summary}")

@@ -102,6 +102,6 @@ DRY_SIZES = CheckSizes(
     lead=2,
     await_ms=(0.2, 5.0),
     num_awaits=3,
-    blocked_ms=120.0,
+    blocked_ms=400.0,
     occupancy_s=0.1,
 )
