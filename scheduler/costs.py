@@ -14,11 +14,13 @@ _SMOOTHING = 0.1
 """Weight of the newest measurement; single steps on a shared machine are noisy."""
 _LEAST_MS = 1e-6
 """What a step costs that the clock could not see; policies divide by costs."""
-
-
 _PACE_SMOOTHING = 0.1
 _SHAPE_SMOOTHING = 0.02
 """With a pace in common: most of a surprise is the machine's, a little of it this width's own."""
+_BESIDE_PACE_SMOOTHING = 0.03
+_BESIDE_SHAPE_SMOOTHING = 0.1
+"""The other way round beside another lane: how much that one is in the way is known less well than the pace, and what
+the machine was blamed for would make the alternative, which is not run meanwhile, look as dear."""
 
 
 class MachinePace:
@@ -31,9 +33,9 @@ class MachinePace:
     def __init__(self) -> None:
         self.factor = 1.0
 
-    def note(self, ratio: float) -> None:
+    def note(self, ratio: float, smoothing: float) -> None:
         """A step took `ratio` times what was expected of it. Threads may note at once; a lost note does not matter."""
-        self.factor *= math.exp(_PACE_SMOOTHING * math.log(ratio))
+        self.factor *= math.exp(smoothing * math.log(ratio))
 
 
 class BlockCosts:
@@ -42,10 +44,24 @@ class BlockCosts:
     One thread records, others may read meanwhile: the table is replaced, never changed.
     """
 
-    def __init__(self, measured_ms: Mapping[int, float] | None = None, *, pace: MachinePace | None = None) -> None:
-        """Start from measurements, if there are any; tables of one machine may have a pace in common."""
+    def __init__(
+        self,
+        measured_ms: Mapping[int, float] | None = None,
+        *,
+        pace: MachinePace | None = None,
+        beside_another: bool = False,
+    ) -> None:
+        """Start from measurements, if there are any.
+
+        Args:
+            measured_ms: by width.
+            pace: what tables of one machine have in common.
+            beside_another: whether another lane runs meanwhile.
+        """
         self._ms: dict[int, float] = {}
         self._pace = pace
+        self._pace_smoothing = _BESIDE_PACE_SMOOTHING if beside_another else _PACE_SMOOTHING
+        self._shape_smoothing = _BESIDE_SHAPE_SMOOTHING if beside_another else _SHAPE_SMOOTHING
         self.calibrate(measured_ms or {})
 
     def calibrate(self, measured_ms: Mapping[int, float]) -> None:
@@ -67,10 +83,10 @@ class BlockCosts:
         # first of its width: a width that looks dear is not chosen, and so not measured again.
         known_ms = _interpolated(self._ms, width)
         elapsed_ms = min(elapsed_ms, 3 * known_ms)
-        smoothing = _SMOOTHING if self._pace is None else _SHAPE_SMOOTHING
+        smoothing = _SMOOTHING if self._pace is None else self._shape_smoothing
         self._ms = {**self._ms, width: known_ms + smoothing * (elapsed_ms - known_ms)}
         if self._pace is not None:
-            self._pace.note(elapsed_ms / known_ms)
+            self._pace.note(elapsed_ms / known_ms, self._pace_smoothing)
 
     def estimate(self, width: int) -> float | None:
         """Expected milliseconds of a block; interpolated between measured widths, None if nothing was measured."""

@@ -56,7 +56,7 @@ class Lane:
         self.capacity = capacity
         self.costs = BlockCosts(pace=pace)
         """Of blocks while no other lane runs."""
-        self.costs_together = BlockCosts(pace=pace)
+        self.costs_together = BlockCosts(pace=pace, beside_another=True)
         """Of blocks while another lane runs as well; empty until that was measured or happened."""
         self.pace = pace
         self._cores = cores

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from scheduler import BlockCosts, Controller, Leads, SourceCosts, expected_tokens
+from scheduler import BlockCosts, Controller, Leads, MachinePace, SourceCosts, expected_tokens
 
 FLAT = BlockCosts({1: 10.0, 17: 10.5})
 """A block costs what one token costs, as on a GPU or with int8 weights."""
@@ -183,6 +183,28 @@ class TestLead:
         policy.begin(FREE)
         assert policy.choose() > 0
         assert policy.lead == 0
+
+    def test_finds_out_that_the_lanes_are_in_each_other_s_way(self) -> None:
+        pace = MachinePace()
+        tables = [
+            BlockCosts(dict.fromkeys((1, 2, 5, 9), 10.0), pace=pace, beside_another=together)
+            for together in (False, True)
+        ]
+        drafts = [BlockCosts({1: 2.0}, pace=pace, beside_another=together) for together in (False, True)]
+        costs = SourceCosts(verify=tables[0], verify_together=tables[1], draft=drafts[0], draft_together=drafts[1])
+        policy = Controller(max_gamma=8, costs=costs, prior_alpha=0.9)
+        policy.begin(FREE)
+        ahead = []
+        for _ in range(200):
+            gamma = policy.choose()
+            together = policy.lead > 0
+            ahead.append(together)
+            # The draft of a real pipelined round takes a step for each token and its guess.
+            for _ in range(gamma):
+                drafts[together].record(1, 4.4 if together else 2.0)
+            tables[together].record(gamma + 1, 22.0 if together else 10.0)
+        assert ahead[0]
+        assert not any(ahead[100:])
 
     def test_a_loop_that_takes_turns_is_never_told_to_run_ahead(self) -> None:
         policy = policy_of(draft_ms=3.0, prior_alpha=0.9)

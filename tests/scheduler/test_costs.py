@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler import BlockCosts
+from scheduler import BlockCosts, MachinePace
 
 
 def test_nothing_measured_is_nothing_known() -> None:
@@ -81,3 +81,38 @@ def test_what_was_given_is_copied() -> None:
     measured[1] = 99.0
     costs.as_dict()[1] = 99.0
     assert costs.estimate(1) == 10.0
+
+
+class TestPace:
+    """What tables of one machine have in common."""
+
+    def test_a_machine_that_slows_down_makes_all_dearer_by_the_same(self) -> None:
+        pace = MachinePace()
+        run, idle = BlockCosts({1: 10.0, 9: 20.0}, pace=pace), BlockCosts({1: 2.0}, pace=pace)
+        for _ in range(100):
+            run.record(1, 15.0)
+        assert run.estimate(1) == pytest.approx(15.0, rel=0.01)
+        assert idle.estimate(1) == pytest.approx(3.0, rel=0.15)
+        assert run.estimate(9) == pytest.approx(30.0, rel=0.15)
+
+    def test_a_lane_that_is_in_the_way_does_not_make_the_machine_slow(self) -> None:
+        pace = MachinePace()
+        alone, together = BlockCosts({5: 10.0}, pace=pace), BlockCosts({5: 10.0}, pace=pace, beside_another=True)
+        for _ in range(100):
+            together.record(5, 18.0)
+        assert together.estimate(5) == pytest.approx(18.0, rel=0.01)
+        assert alone.estimate(5) == pytest.approx(10.0, rel=0.2)
+
+    def test_one_slow_step_changes_no_ratio_much(self) -> None:
+        pace = MachinePace()
+        run, idle = BlockCosts({1: 10.0}, pace=pace), BlockCosts({1: 10.0}, pace=pace)
+        run.record(1, 100_000.0)
+        assert run.estimate(1) == pytest.approx(idle.estimate(1), rel=0.05)
+
+    def test_what_is_measured_anew_is_taken_as_it_is(self) -> None:
+        pace = MachinePace()
+        costs = BlockCosts({1: 10.0}, pace=pace)
+        for _ in range(50):
+            costs.record(1, 25.0)
+        costs.calibrate({1: 7.0})
+        assert costs.estimate(1) == pytest.approx(7.0)
