@@ -1,6 +1,6 @@
 """A grid of machines, drafts and texts, decoded in every mode on the virtual clock.
 
-Owns the grid, the fixed settings that are tried at each of its points, and what the speed model would have chosen.
+Owns the grid, the fixed settings that are tried at each of its points, and what a controller would have chosen.
 Knows nothing of how results are shown.
 
 All settings at a point decode the same texts. Those that the model puts far below the best of their mode are left out,
@@ -16,7 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from profiling.simulation import SimulationSettings, simulate
-from scheduler import LaneCosts, RoundMode, RoundPlan, SpeedModel
+from scheduler import (
+    BlockCosts,
+    Controller,
+    LaneCosts,
+    Leads,
+    RoundMode,
+    RoundPlan,
+    SourceCosts,
+    SpeedModel,
+)
 
 VERIFY_MS = 40.0
 MAX_GAMMA = 8
@@ -87,7 +96,7 @@ class PointResult:
     by_mode: Mapping[RoundMode, SimulatedPlan]
     """The fastest setting of each mode."""
     choice: SimulatedPlan
-    """What the speed model chooses, given the costs and the acceptance rate."""
+    """What a controller chooses that knows the costs and the acceptance rate; it wants more than a tiny gain."""
     left_out: float
     """The fastest of the settings that the model had left out and that were simulated all the same, as a share of the
     fastest of their mode, on the first text; 0 where there was none."""
@@ -172,9 +181,8 @@ def simulation_settings(point: GridPoint, plan: RoundPlan, *, num_tokens: int, s
 
 
 def speed_model(settings: SimulationSettings) -> SpeedModel:
-    """What a controller would know of this machine."""
-    widths = range(1, MAX_GAMMA + 2)
-    verify_ms = {width: settings.verify_ms + (width - 1) * settings.extra_token_ms for width in widths}
+    """This machine, with what the event loop takes of each round."""
+    verify_ms = _verify_ms(settings)
     return SpeedModel(
         alone=LaneCosts(draft_ms=settings.draft_ms, verify_ms=verify_ms),
         together=LaneCosts(
@@ -183,6 +191,29 @@ def speed_model(settings: SimulationSettings) -> SpeedModel:
         ),
         host_ms=settings.host_latency_ms + _CALLS_A_ROUND * settings.call_ms,
     )
+
+
+def _verify_ms(settings: SimulationSettings) -> dict[int, float]:
+    widths = range(1, MAX_GAMMA + 2)
+    return {width: settings.verify_ms + (width - 1) * settings.extra_token_ms for width in widths}
+
+
+def controllers_choice(settings: SimulationSettings) -> RoundPlan:
+    """What a controller decides that measured exactly what the simulation charges, and has seen much text."""
+    verify_ms = _verify_ms(settings)
+    costs = SourceCosts(
+        verify=BlockCosts(verify_ms),
+        draft=BlockCosts({1: settings.draft_ms}),
+        verify_together=BlockCosts({width: ms * settings.target_contention for width, ms in verify_ms.items()}),
+        draft_together=BlockCosts({1: settings.draft_ms * settings.draft_contention}),
+    )
+    controller = Controller(max_gamma=MAX_GAMMA, costs=costs, prior_alpha=settings.acceptance)
+    controller.begin(Leads(least=0, most=MAX_LEAD))
+    gamma = controller.choose()
+    if gamma == 0:
+        return RoundPlan(mode=RoundMode.PLAIN)
+    mode = RoundMode.PIPELINED if controller.lead else RoundMode.SEQUENTIAL
+    return RoundPlan(mode=mode, gamma=gamma, lead=controller.lead)
 
 
 def _fixed_plans() -> dict[RoundMode, list[RoundPlan]]:
@@ -205,22 +236,23 @@ class _Trial:
         self._point = point
         self._num_tokens = num_tokens
         self._num_texts = num_texts
-        self._model = speed_model(
-            simulation_settings(point, RoundPlan(mode=RoundMode.PLAIN), num_tokens=num_tokens, seed=0)
-        )
+        settings = simulation_settings(point, RoundPlan(mode=RoundMode.PLAIN), num_tokens=num_tokens, seed=0)
+        self._model = speed_model(settings)
+        self._choice = controllers_choice(settings)
         self._in_turn = in_turn
         """Rates that do not depend on contention, by plan and text."""
         self._overlapping: dict[tuple[RoundPlan, int], float] = {}
 
     def result(self) -> PointResult:
         """Try what is worth it."""
-        chosen = self._model.best(self._point.acceptance, max_gamma=MAX_GAMMA, max_lead=MAX_LEAD)
-        choice = chosen.plan
+        choice = self._choice
+        fixed_plans = _fixed_plans()
+        most = max(self._promise(plan) for plans in fixed_plans.values() for plan in plans)
         draw = random.Random(repr(self._point))
         by_mode: dict[RoundMode, SimulatedPlan] = {}
         left_out = 0.0
-        for mode, plans in _fixed_plans().items():
-            tried, others = self._divided(plans, _CONTENDS_ABOVE * chosen.tokens_per_ms)
+        for mode, plans in fixed_plans.items():
+            tried, others = self._divided(plans, _CONTENDS_ABOVE * most)
             if choice.mode is mode and choice not in tried:
                 tried.append(choice)
             best = self._fastest(tried, kept=choice)

@@ -48,7 +48,7 @@ from scheduler.round import (
 )
 from scheduler.sequential import SequentialLoop
 from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
-from scheduler.speed_model import Choice, LaneCosts, RatedPlan, RoundMode, RoundPlan, SpeedModel
+from scheduler.speed_model import LaneCosts, RatedPlan, RoundMode, RoundPlan, SpeedModel
 from scheduler.streams import (
     AwaitMethod,
     CopyDriver,
@@ -82,7 +82,6 @@ __all__ = [
     "AcceptanceMonitor",
     "AwaitMethod",
     "BlockCosts",
-    "Choice",
     "Controller",
     "CopyDriver",
     "CoreShare",

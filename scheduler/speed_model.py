@@ -1,7 +1,7 @@
 """How fast each way of decoding is expected to be, from what its steps cost and how often the draft is right.
 
-Owns the arithmetic that turns costs and an acceptance rate into tokens a millisecond, and the choice of the fastest
-plan. Knows nothing of models, streams or requests, and measures nothing.
+Owns the arithmetic that turns costs and an acceptance rate into tokens a millisecond. Knows nothing of models,
+streams or requests; measures nothing and chooses nothing.
 
 Plain and sequential rounds follow Leviathan et al., 2023 (https://arxiv.org/abs/2211.17192): a round commits
 E(gamma, alpha) tokens and takes gamma draft steps and one verify. A pipelined round commits as many, but what it takes
@@ -13,10 +13,9 @@ probability hit**n, and how far the draft is ahead in it follows from the round 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
 from scheduler.gamma import expected_tokens
 from scheduler.settings import check_integer, check_number
@@ -97,16 +96,6 @@ class RatedPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The fastest plan, beside the fastest of every mode."""
-
-    plan: RoundPlan
-    tokens_per_ms: float
-    by_mode: Mapping[RoundMode, RatedPlan]
-    """The best plan of each mode that is possible; plain is always among them."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpeedModel:
     """Expected speed on a machine with these costs.
 
@@ -150,27 +139,6 @@ class SpeedModel:
             raise ValueError(f"plan is {plan.mode}, but the lanes cannot run at once; give the costs together")
         return expected_tokens(plan.gamma, alpha) / self._pipelined_ms(self.together, plan.gamma, plan.lead, alpha)
 
-    def best(self, alpha: float, *, max_gamma: int, max_lead: int) -> Choice:
-        """The fastest plan; among equals the simpler one.
-
-        Args:
-            alpha: probability that a proposed token is accepted, given that those before it were.
-            max_gamma: most tokens of a block; 0 leaves plain decoding.
-            max_lead: most tokens drafted past a block; 0 leaves out pipelined rounds.
-
-        Raises:
-            ValueError: if alpha is no probability or a limit is negative or longer than the costs say.
-        """
-        self._check_gamma("max_gamma", max_gamma)
-        check_integer("max_lead", max_lead, low=0, advice="8 is a good limit")
-        by_mode: dict[RoundMode, RatedPlan] = {}
-        for plan in self._plans(max_gamma, max_lead):
-            rate = self.tokens_per_ms(plan, alpha)
-            if plan.mode not in by_mode or rate > by_mode[plan.mode].tokens_per_ms:
-                by_mode[plan.mode] = RatedPlan(plan=plan, tokens_per_ms=rate)
-        fastest = max(by_mode.values(), key=lambda rated: rated.tokens_per_ms)
-        return Choice(plan=fastest.plan, tokens_per_ms=fastest.tokens_per_ms, by_mode=MappingProxyType(by_mode))
-
     def leads(self, gamma: int, max_lead: int) -> tuple[int, ...]:
         """Leads that are worth a thought: the guess alone, what fits beside a verify, the next block, all.
 
@@ -181,14 +149,6 @@ class SpeedModel:
         _, num_fitting = self._verified(self.together, gamma, max_lead, 0.0)
         candidates = {1, int(num_fitting + _ROUNDING), gamma + 1, max_lead}
         return tuple(sorted(lead for lead in candidates if 1 <= lead <= max_lead))
-
-    def _plans(self, max_gamma: int, max_lead: int) -> Iterator[RoundPlan]:
-        yield RoundPlan(mode=RoundMode.PLAIN)
-        for gamma in range(1, max_gamma + 1):
-            yield RoundPlan(mode=RoundMode.SEQUENTIAL, gamma=gamma)
-        for gamma in range(1, max_gamma + 1):
-            for lead in self.leads(gamma, max_lead):
-                yield RoundPlan(mode=RoundMode.PIPELINED, gamma=gamma, lead=lead)
 
     def _check_gamma(self, name: str, gamma: int) -> None:
         advice = "verify_ms holds the costs of widths up to gamma + 1"
