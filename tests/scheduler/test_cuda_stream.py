@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from scheduler import AwaitMethod, CudaStream, Launch, Lineage
+from scheduler import AwaitMethod, CudaStream, Launch, Lineage, StreamClosedError
 from tests.support.fake_cuda import LEAST_URGENT, MOST_URGENT, FakeDriver, FakeEvent
 from tests.support.stream_contract import PATIENCE_S, Run, fail, finished
 
@@ -288,6 +288,30 @@ def test_closing_is_the_end_of_every_helper_thread(driver: FakeDriver, run: Run)
     for thread in before:
         thread.join(PATIENCE_S)
     assert helpers() == []
+
+
+def test_closing_after_the_device_has_failed_says_so_and_ends_all_the_same(driver: FakeDriver, run: Run) -> None:
+    stream = CudaStream("failing", driver, awaiting=AwaitMethod.THREAD)
+    hold = driver.hold(stream._handle)
+    event = stream.record()
+
+    async def main() -> None:
+        waiting = asyncio.create_task(finished(event))
+        await asyncio.sleep(0.01)
+        hold.release()
+        await waiting
+
+    run(main())
+    driver.fail("an illegal memory access was encountered")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            stream.close()
+    with pytest.raises(StreamClosedError):
+        stream.launch(int)
+    for thread in threading.enumerate():
+        if thread.name == "slipstream-await-failing":
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
 
 
 def test_an_early_point_is_noticed_while_a_late_one_is_waited_for(driver: FakeDriver, run: Run) -> None:

@@ -143,11 +143,19 @@ class CudaStream:
             from_own_work = self._in_launch and self._user is threading.current_thread()
             if not from_own_work:
                 self._free.wait_for(lambda: self._user is None)
-                if not self._closed:
+            was_closed, self._closed = self._closed, True
+            if from_own_work:
+                return
+            try:
+                if not was_closed:
                     self._record()
-            self._closed = True
-        if not from_own_work:
+            except RuntimeError:
+                # A device that has failed takes no event either; what the host holds ends all the same.
+                self._waiter.close()
+                raise
+        try:
             self._driver.synchronize_stream(self._handle)
+        finally:
             self._waiter.close()
 
     def _run(self, work: Callable[[], Result]) -> Result:
