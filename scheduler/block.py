@@ -85,3 +85,5 @@ class Flight:
     """Its number."""
     began: Event | None = None
     """Where launches only enqueue: the point behind all that the block waited for."""
+    read: Event | None = None
+    """There, the point at which the block was read, and the guess may still be waited for."""

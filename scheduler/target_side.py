@@ -57,7 +57,7 @@ class TargetSide(Protocol):
 
         Args:
             judged: what `judge` gave.
-            elapsed_ms: time that reading and judging took on the device; None where nobody knows.
+            elapsed_ms: time that reading the block took on the device; None where nobody knows.
 
         Raises:
             NonFiniteLogitsError: if a row was found from which nothing can be drawn, and no launch could say so.

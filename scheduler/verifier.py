@@ -135,14 +135,15 @@ class Verifier:
             writes=(lane.cache_buffer, "target.logits"),
             label="verify",
         )
+        read = stream.record() if self._side.learns_late else None
         if plan.guesses:
             stream.wait(plan.guesses[-1].drafted)
         slot = self._num_flights % len(self._settled)
         self._num_flights += 1
         # The verdict that this one overwrites must have been taken in by the draft's stream.
-        read = self._settled[slot]
-        if read is not None:
-            stream.wait(read)
+        settled = self._settled[slot]
+        if settled is not None:
+            stream.wait(settled)
         buffer = f"{self._name}.verdict[{slot}]"
         judged = stream.launch(
             lambda: self._side.judge(decoding, history, plan, forward.result(), slot, generation),
@@ -150,7 +151,7 @@ class Verifier:
             writes=(lane.cache_buffer, buffer),
             label="judge",
         )
-        return Flight(judged=judged, verified=stream.record(), buffer=buffer, slot=slot, began=began)
+        return Flight(judged=judged, verified=stream.record(), buffer=buffer, slot=slot, began=began, read=read)
 
     def release(self, flight: Flight, settled: Event | None) -> None:
         """The flight's verdict slot may be written again behind `settled`."""
@@ -174,10 +175,10 @@ class Verifier:
 
 
 def _device_ms(flight: Flight) -> float | None:
-    """Time that the block took on its device, where events know."""
-    began, verified = flight.began, flight.verified
-    if isinstance(began, TimedEvent) and isinstance(verified, TimedEvent) and began.timed and verified.timed:
-        return verified.elapsed_ms_since(began)
+    """Time that reading the block took on its device, where events know."""
+    began, read = flight.began, flight.read
+    if isinstance(began, TimedEvent) and isinstance(read, TimedEvent) and began.timed and read.timed:
+        return read.elapsed_ms_since(began)
     return None
 
 

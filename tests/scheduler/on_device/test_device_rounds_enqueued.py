@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from models import Decoder, WeightKind
-from scheduler import DeviceResidency, Lane, NonFiniteLogitsError, Verification
+from scheduler import CudaEvent, DeviceResidency, Lane, NonFiniteLogitsError, Verification
+from scheduler.block import Flight
 from tests.support.device_loops import FakeGpu, close_model, new_model, target_model
 from tests.support.host_reads import HostReadError
 from tests.support.loops import decode, model_proposer, one_token_decoding, request_of, rigged
@@ -154,6 +155,25 @@ async def test_the_device_tells_what_a_block_took(loop: str) -> None:
     told = list(zip(widths, [report.verify_ms for report in output.reports], strict=True))
     # The lane of a model on the CPU times its calls as well; a time of the host's clock is in neither.
     assert [item for item in noted if item in told] == told
+
+
+async def test_waiting_for_a_guess_is_no_part_of_what_a_block_took() -> None:
+    gpu = FakeGpu(timing=True)
+    options = gpu.rig_options(pipelined=True, max_lead=4)
+    async with rigged(target_model(), [model_proposer(close_model(), 3)], **options) as rig:
+        flights: list[Flight] = []
+        verify = rig.loop._verifier.verify
+
+        def noting(*arguments: Any) -> Flight:
+            flights.append(verify(*arguments))
+            return flights[-1]
+
+        rig.loop._verifier.verify = noting  # type: ignore[method-assign]  # to see what it gives
+        output = await rig.run(request_of(PROMPT, 16))
+    assert len(flights) == len(output.reports)
+    for flight, report in zip(flights, output.reports, strict=True):
+        began, read, verified = (cast(CudaEvent, event) for event in (flight.began, flight.read, flight.verified))
+        assert report.verify_ms == read.elapsed_ms_since(began) < verified.elapsed_ms_since(began)
 
 
 class TestDecoder:
