@@ -92,6 +92,13 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
     target, sources = loaded.result(), drafts.result()
     if sources.lane is not None and placement.overlaps and not placement.enqueues:
         await measure_together(target.lane, sources.lane)
+    # In a launch, since what loops keep on a device is filled there, and both streams come after it.
+    building = target.lane.stream.launch(
+        lambda: decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
+        label="build loops",
+    )
+    draft_stream.wait(target.lane.stream.record())
+    await draft_stream.record()
     return Engine(
         tokenizer=target.target.tokenizer,
         target=target.lane,
@@ -101,7 +108,7 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
         weights=target.target.weights,
         num_threads=dataclasses.replace(placement, target_cores=target.cores).num_threads,
         num_draft_threads=placement.num_draft_threads,
-        loops=decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
+        loops=building.result(),
         draft_timed=not placement.enqueues,
         probe=placement.probe,
         overlap_watch=None if placement.probe is None else OverlapWatch(placement.probe, sources.controllers),
@@ -137,7 +144,13 @@ def _specs_for(placement: Placement, settings: LoadSettings, specs: Sequence[Dra
             f"draft 'ngram' looks tokens up on the host, which rounds on {placement.device} never ask; name a draft "
             "model or 'early-exit' alone, or load with device='cpu'"
         )
-    return tuple(spec for spec in specs if spec.is_model)
+    kept = tuple(spec for spec in specs if spec.is_model)
+    _logger.warning(
+        "n-gram look-ups are left out on %s%s",
+        placement.device,
+        "" if kept else ", so nothing is drafted: name a draft model, or 'early-exit'",
+    )
+    return kept
 
 
 @dataclass(frozen=True, kw_only=True)
