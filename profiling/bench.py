@@ -352,7 +352,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Path | None]:
         or chosen.rounds < 0
     ):
         parser.error(
-            f"--threads must be at least 1, --prompts 1 to 6, --max-tokens at least {_LEAST_TOKENS}, --rounds at least 0"
+            f"--threads must be at least 1, --prompts 1 to 6, --max-tokens at least {_LEAST_TOKENS}, --rounds 0 or more"
         )
     settings = Settings(
         threads=tuple(chosen.threads),
