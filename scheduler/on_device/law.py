@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import torch
 
-from scheduler.history import TokenCounts
 from scheduler.settings import SamplingSettings
 from scheduler.transforms import biased, edge_of_sorted, fitted, kept, penalised, scaled
 from scheduler.upload import upload
@@ -50,19 +49,9 @@ class DeviceCounts:
     seen_V: torch.Tensor
     """bool; seen in prompt or output."""
 
-    @classmethod
-    def of(cls, counts: TokenCounts, device: torch.device | str) -> DeviceCounts:
-        """A history's counts, uploaded."""
-        return cls(in_output_V=counts.in_output_V.to(device), seen_V=counts.seen_V.to(device))
-
-    def with_tokens(self, token_ids_T: torch.Tensor, valid_T: torch.Tensor | None = None) -> DeviceCounts:
-        """New counts that include tokens as output.
-
-        Args:
-            token_ids_T: int64; those that are not valid may be anything, -1 for example.
-            valid_T: bool, which of them count; None counts those that are not negative.
-        """
-        valid_T = token_ids_T >= 0 if valid_T is None else valid_T
+    def with_tokens(self, token_ids_T: torch.Tensor) -> DeviceCounts:
+        """New counts that include tokens (int64) as output; negative ones stand for none."""
+        valid_T = token_ids_T >= 0
         index_T = token_ids_T.masked_fill(~valid_T, 0)
         added_V = torch.zeros_like(self.in_output_V).index_add(0, index_T, valid_T.to(torch.float32))
         return DeviceCounts(in_output_V=self.in_output_V + added_V, seen_V=self.seen_V | (added_V > 0))
