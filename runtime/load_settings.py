@@ -24,7 +24,8 @@ MAX_LEAD = 32
 DEFAULT_MAX_LEAD = 8
 ADAPTIVE = "adaptive"
 AUTO_DEVICE = "auto"
-_GPU_NAME = re.compile(r"cuda(:\d+)?")
+_GPU_NAME = re.compile(r"cuda(:(0|[1-9][0-9]?))?")
+"""torch wraps larger numbers round: to it, `cuda:256` is `cuda:0`."""
 
 
 class Mode(StrEnum):

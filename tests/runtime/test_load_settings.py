@@ -129,7 +129,7 @@ WRONG_VALUES: dict[str, tuple[object, ...]] = {
     "warmup_tokens": (-1,),
     "acceptance_threshold": (-0.1, 1.1, float("nan")),
     "verification": ("exact", ""),
-    "device": ("cuda:", "cuda:x", "cuda:-1", "gpu", "tpu", "CPU", ""),
+    "device": ("cuda:", "cuda:x", "cuda:-1", "cuda:07", "cuda:256", "gpu", "tpu", "CPU", ""),
 }
 
 

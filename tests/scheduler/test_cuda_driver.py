@@ -82,6 +82,11 @@ class TestAbsence:
         with pytest.raises(DeviceUnavailableError, match="cpu is no CUDA device"):
             TorchCudaDriver("cpu")
 
+    @pytest.mark.parametrize("name", ["cuda:256", "cuda:99999999999999999999", "cuda:", "gpu", ""])
+    def test_what_is_no_name_of_one(self, name: str) -> None:
+        with pytest.raises(DeviceUnavailableError, match=f"{name} is no CUDA device"):
+            TorchCudaDriver(name)
+
     def test_of_any_reason(self, cuda: SimpleNamespace) -> None:
         assert why_no_cuda(torch.device("cuda")) is None
         assert TorchCudaDriver().device == torch.device("cuda:1")

@@ -15,6 +15,7 @@ What torch does behind these calls, and the streams rely on (torch/csrc/cuda/Eve
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -31,6 +32,9 @@ EventHandle: TypeAlias = Any
 
 _cuda: Any = torch.cuda
 """Most of its functions carry no annotations."""
+_NAME = re.compile(r"cuda(:(0|[1-9][0-9]?))?")
+"""torch wraps larger numbers round: to it, `cuda:256` is `cuda:0`."""
+_RUN_ON_CPU = "or run with device='cpu'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,24 +129,27 @@ class CudaDriver(CopyDriver, Protocol):
 
 def why_no_cuda(device: torch.device) -> str | None:
     """Why `device` cannot be used, with a way out; None if it can."""
-    way_out = "or run with device='cpu'"
     if device.type != "cuda":
-        return f"{device} is no CUDA device; name one such as 'cuda' or 'cuda:0', {way_out}"
+        return _not_cuda(device)
     if torch.version.cuda is None:
         return (
             f"torch {torch.__version__} was built without CUDA; install a build that has it "
-            f"(`pip install torch`, with the index that https://pytorch.org names for your driver), {way_out}"
+            f"(`pip install torch`, with the index that https://pytorch.org names for your driver), {_RUN_ON_CPU}"
         )
     if not _cuda.is_available():
         return (
             f"torch {torch.__version__} finds no usable GPU: is there one, does `nvidia-smi` list it, does "
             f"CUDA_VISIBLE_DEVICES hide it, is its driver recent enough for CUDA {torch.version.cuda}? "
-            f"Mend that, {way_out}"
+            f"Mend that, {_RUN_ON_CPU}"
         )
     num_devices = _cuda.device_count()
     if device.index is not None and device.index >= num_devices:
-        return f"there is no {device}: {num_devices} visible, counted from 0; name one of them, {way_out}"
+        return f"there is no {device}: {num_devices} visible, counted from 0; name one of them, {_RUN_ON_CPU}"
     return None
+
+
+def _not_cuda(device: torch.device | str) -> str:
+    return f"{device} is no CUDA device; name one such as 'cuda' or 'cuda:0', {_RUN_ON_CPU}"
 
 
 class TorchCudaDriver:
@@ -157,6 +164,8 @@ class TorchCudaDriver:
         Raises:
             DeviceUnavailableError: if there is none; the message says why, and what to do.
         """
+        if isinstance(device, str) and not _NAME.fullmatch(device):
+            raise DeviceUnavailableError(_not_cuda(device))
         wanted = torch.device(device)
         reason = why_no_cuda(wanted)
         if reason is not None:
