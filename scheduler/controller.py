@@ -155,8 +155,10 @@ class Controller:
     def explain(self) -> str:
         """The last choice and its reason, as a person would say it."""
         decision = self._decision
+        if self.max_gamma == 0:
+            return "nothing is drafted, as gamma is 0"
         if decision is None:
-            return "nothing was asked of it" if self.max_gamma else "gamma is 0"
+            return "nothing was asked of it"
         return explain(decision, fixed=self._fixed, leads=self._leads)
 
     @property

@@ -34,10 +34,11 @@ def explain(decision: Decision, *, fixed: bool, leads: Leads) -> str:
     """A decision in words: what is done, what it promises, and what the alternatives would."""
     plan = decision.plan
     gains = {mode: decision.gain(mode) for mode in RoundMode}
+    ahead = "1 token" if plan.lead == 1 else f"{plan.lead} tokens"
     words = {
         RoundMode.PLAIN: "nothing is drafted",
         RoundMode.SEQUENTIAL: f"blocks of {plan.gamma}, draft and target in turn",
-        RoundMode.PIPELINED: f"blocks of {plan.gamma}, and up to {plan.lead} tokens drafted ahead meanwhile",
+        RoundMode.PIPELINED: f"blocks of {plan.gamma}, and up to {ahead} drafted ahead meanwhile",
     }
     others = []
     for mode, name in ((RoundMode.SEQUENTIAL, "in turn"), (RoundMode.PIPELINED, "running ahead")):

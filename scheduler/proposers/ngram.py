@@ -47,6 +47,8 @@ class NgramProposer:
         self._used = self._policies[0]
         self._lead = 0
         self._guess: _Guess | None = None
+        self._found: bool | None = None
+        """Whether any text of this request stood there before; None before it was looked up."""
 
     @property
     def name(self) -> str:
@@ -72,6 +74,7 @@ class NgramProposer:
         self._index = NgramIndex(min_match=self._min_match, max_match=self._max_match)
         self._index.extend(history.ids())
         self._guess = None
+        self._found = None
 
     def choose(self, history: TokenHistory) -> int:
         """Look the latest tokens up; the match's class decides how many are worth verifying."""
@@ -79,6 +82,7 @@ class NgramProposer:
         self._settle_guess(history)
         self._index.extend(new_ids)
         match = self._index.propose(1)
+        self._found = bool(match.tokens) or bool(self._found)
         if not match.tokens:
             return 0
         policy = self._policies[sum(match.match_length >= limit for limit in _CLASS_LIMITS)]
@@ -124,7 +128,9 @@ class NgramProposer:
         self._used.observe(num_proposed, num_accepted)
 
     def explain(self) -> str:
-        """The reason of the policy that was followed last."""
+        """The reason of the policy that was followed last, if there was any text to copy."""
+        if self._found is False:
+            return "nothing is proposed, as the latest tokens never stood together before"
         return self._used.explain()
 
     def _settle_guess(self, history: TokenHistory) -> None:

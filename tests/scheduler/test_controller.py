@@ -320,11 +320,21 @@ class TestWords:
         words = policy.explain()
         assert words.startswith(f"blocks of {gamma}, and up to {policy.lead} tokens drafted ahead meanwhile; promises")
         assert "in turn promises" in words
+        policy.begin(Leads(least=1, most=1))
+        policy.choose()
+        assert "up to 1 token drafted ahead" in policy.explain()
 
     def test_a_source_that_costs_nothing_says_so(self) -> None:
         policy = policy_of(draft_ms=None, prior_alpha=0.8)
         policy.choose()
         assert "its proposals cost nothing" in policy.explain()
+
+    @pytest.mark.parametrize("limits", [{"max_gamma": 0}, {"fixed_gamma": 0}])
+    def test_no_room_for_a_choice_is_a_reason(self, limits: dict[str, int]) -> None:
+        policy = policy_of(**limits)
+        policy.begin(FREE)
+        assert policy.choose() == 0
+        assert policy.explain() == "nothing is drafted, as gamma is 0"
 
     def test_what_was_fixed_is_told(self) -> None:
         policy = policy_of(fixed_gamma=4, prior_alpha=0.8)

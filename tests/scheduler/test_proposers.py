@@ -207,6 +207,20 @@ class TestNgram:
         proposer.begin(history)
         assert propose(proposer, law, history, 8).token_ids == ()
 
+    def test_says_when_there_was_nothing_to_copy(self) -> None:
+        law = law_of()
+        proposer, policies = self.ngram()
+        history = law.start_history((1, 2, 3))
+        proposer.begin(history)
+        assert proposer.explain() == policies[0].explain()
+        propose(proposer, law, history, 8)
+        assert "never stood together before" in proposer.explain()
+        history = history.extended((1, 2))
+        propose(proposer, law, history, 8)
+        history = history.extended((4,))
+        propose(proposer, law, history, 8)
+        assert proposer.explain() == policies[0].explain()
+
     def test_follows_the_committed_text(self) -> None:
         law = law_of()
         proposer, _ = self.ngram()
