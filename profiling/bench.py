@@ -23,6 +23,7 @@ from tqdm import tqdm
 from models import WeightKind, open_checkpoint
 from models.demo import demo_weights
 from profiling.machine import describe_machine, new_file
+from profiling.program import run_program
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 from profiling.reference import reference_model, run_reference
 from profiling.round_cost import format_round_costs, measure_round_costs
@@ -390,4 +391,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from models import CausalModel, WeightKind, open_model
 from models.demo import demo_weights
 from profiling.machine import describe_machine, new_file
+from profiling.program import run_program
 
 _KINDS = (WeightKind.FLOAT32, WeightKind.FLOAT16, WeightKind.INT8)
 """What a CPU runs at a bearable speed."""
@@ -123,4 +124,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

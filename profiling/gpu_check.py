@@ -21,6 +21,7 @@ from profiling.gpu_checks.plan import ALL_CHECKS
 from profiling.gpu_checks.record import Record
 from profiling.gpu_checks.runner import Runner
 from profiling.machine import describe_machine, new_file
+from profiling.program import run_program
 from scheduler import DeviceUnavailableError
 
 DEFAULT_MINUTES = 8.0
@@ -95,4 +96,4 @@ def _teller() -> Callable[[str], None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

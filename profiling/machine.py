@@ -39,6 +39,22 @@ def new_file(name: str) -> Path:
     return path
 
 
+def new_folder(name: str) -> Path:
+    """A folder for reports, as an argument of a command line: it is made at once, before hours are spent.
+
+    Raises:
+        argparse.ArgumentTypeError: if nothing can be written there.
+    """
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{name} cannot be made: {error.strerror}") from error
+    if not os.access(path, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{name} cannot be written to")
+    return path
+
+
 def _processor_name() -> str:
     cpu_info = Path("/proc/cpuinfo")
     if cpu_info.exists():

@@ -36,6 +36,7 @@ from profiling.machine import describe_machine, new_file
 from profiling.planted_draft import planted_ids, shallow_decoder
 from profiling.planted_lanes import Choice, PlantedLanes, PlantedPrompt, PlantedRun, PlantedSystem
 from profiling.planted_report import Case, PlantedRow, Trial, format_planted, summarise
+from profiling.program import run_program
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 
 GAMMAS = (2, 4, 6, 8)
@@ -335,4 +336,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -10,15 +10,17 @@ import argparse
 import datetime
 import json
 import multiprocessing
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from models import MissingDependencyError
+from profiling.machine import new_folder
+from profiling.program import run_program
 from profiling.simulation_grid import Grid, PointResult, full_grid, groups, quick_grid, simulate_group
 from profiling.simulation_plot import write_plot
 from profiling.simulation_report import as_json, format_report
@@ -41,6 +43,8 @@ def run_grid(grid: Grid, *, num_processes: int) -> list[PointResult]:
 def _prepare_worker() -> None:
     # Tensors of eight numbers: more threads only wait for each other.
     torch.set_num_threads(1)
+    # A terminal interrupts all its processes; the first one ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="a few points on short texts")
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="how many work at once (default: 2)")
-    parser.add_argument("--out-dir", type=Path, metavar="DIR", help="write JSON and a plot there, named by the date")
+    parser.add_argument(
+        "--out-dir", type=new_folder, metavar="DIR", help="write JSON and a plot there, named by the date"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of maps")
     chosen = parser.parse_args(arguments)
     if chosen.processes < 1:
@@ -62,7 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(written if chosen.json else format_report(results))
     if chosen.out_dir is not None:
         name = f"{datetime.date.today():%Y-%m-%d}-simulate"
-        chosen.out_dir.mkdir(parents=True, exist_ok=True)
         (chosen.out_dir / f"{name}.json").write_text(written + "\n", encoding="utf-8")
         try:
             write_plot(results, chosen.out_dir / f"{name}.png")
@@ -73,4 +78,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)

@@ -10,11 +10,11 @@ import argparse
 import dataclasses
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from profiling.drawing import draw_timeline
+from profiling.program import run_program
 from profiling.simulation import Simulation, SimulationSettings, simulate
 from scheduler import RoundMode
 
@@ -109,4 +109,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main)
