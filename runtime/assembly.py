@@ -46,6 +46,7 @@ from scheduler import (
     Proposer,
     SourceCosts,
     check_admission,
+    measure_enqueued_together,
     measure_together,
 )
 
@@ -90,8 +91,9 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
         loaded, drafts = _launch_loading(settings, specs, placement)
     await draft_stream.record()
     target, sources = loaded.result(), drafts.result()
-    if sources.lane is not None and placement.overlaps and not placement.enqueues:
-        await measure_together(target.lane, sources.lane)
+    if sources.lane is not None and placement.overlaps:
+        measure = measure_enqueued_together if placement.enqueues else measure_together
+        await measure(target.lane, sources.lane)
     # In a launch, since what loops keep on a device is filled there, and both streams come after it.
     building = target.lane.stream.launch(
         lambda: decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from models import Tokenizer, WeightKind
@@ -112,8 +112,9 @@ async def close_streams(*streams: Stream) -> None:
     """End streams one after the other, off the event loop; the same one may stand for both lanes."""
 
     def close() -> None:
-        for stream in streams:
-            stream.close()
+        with ExitStack() as stack:
+            for stream in reversed(streams):
+                stack.callback(stream.close)
 
     await asyncio.to_thread(close)
 

@@ -33,7 +33,7 @@ from scheduler.occupancy import (
     overlap_advice,
 )
 from scheduler.on_device import DeviceResidency
-from scheduler.overlap_costs import measure_together
+from scheduler.overlap_costs import measure_enqueued_together, measure_together
 from scheduler.pipeline import PipelinedLoop
 from scheduler.proposers import ModelProposer, NgramProposer, Proposer
 from scheduler.residency import HostResidency, Residency
@@ -154,6 +154,7 @@ __all__ = [
     "check_number",
     "expected_tokens",
     "judge",
+    "measure_enqueued_together",
     "measure_together",
     "overlap_advice",
     "summarize_timeline",

@@ -5,8 +5,9 @@ Owns the running estimate. Knows nothing of costs or of what is done with it.
 
 from __future__ import annotations
 
-_DECAY = 0.9
-"""Weight of the past at each new round: about the last ten rounds count."""
+_DECAY = 0.95
+"""Weight of the past at each new round: about the last twenty rounds count. A shorter memory takes bad luck for a bad
+draft, and then learns nothing for a while, as nothing is drafted."""
 _REQUEST_WEIGHT = 6.0
 """Judged tokens that what was learnt before counts for at the start of a request: a few, since text differs more
 between requests than within one."""

@@ -1,14 +1,18 @@
 """What the steps of two lanes cost while both run.
 
-Owns the measurement on streams with a thread each, where a launch takes as long as its work. Knows nothing of requests.
+Owns the measurement, for streams with a thread each, where a launch takes as long as its work, and for streams that
+only enqueue, where events tell. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
+from statistics import median
 
 from scheduler.lane import Lane
+from scheduler.streams.base import Event, TimedEvent
 
 _WIDTHS = (2, 5, 9)
 _LEAST_STEPS = 5
@@ -24,10 +28,8 @@ async def measure_together(target: Lane, draft: Lane) -> None:
     Raises:
         BaseException: whatever a model raised.
     """
-    widths = [width for width in _WIDTHS if width <= min(target.model.max_block, target.capacity)] or [1]
-    total_ms = _RUNS * sum(target.costs.estimate(width) or 0.0 for width in widths)
-    step_ms = draft.costs.estimate(1) or 1.0
-    num_steps = min(max(math.ceil(_MARGIN * total_ms / step_ms), _LEAST_STEPS), _MOST_STEPS)
+    widths = _widths(target)
+    num_steps = _num_steps(target, draft, dict.fromkeys(widths, _RUNS))
     draft.stream.launch(
         partial(draft.measure_costs, together=True, widths=(1,), num_runs=num_steps),
         writes=(draft.cache_buffer,),
@@ -42,3 +44,61 @@ async def measure_together(target: Lane, draft: Lane) -> None:
     verified = target.stream.record()
     await verified
     await drafted
+
+
+async def measure_enqueued_together(target: Lane, draft: Lane) -> None:
+    """The same on streams whose launches only enqueue; nothing is measured unless their events note the time.
+
+    A block is enqueued first, then as many steps as take about as long: the order in which rounds do it.
+
+    Raises:
+        BaseException: whatever a model raised.
+    """
+    verify_ms: dict[int, list[float]] = {width: [] for width in _widths(target)}
+    step_ms: list[float] = []
+    # The first run is for the device to warm up.
+    for run in range(_RUNS + 1):
+        for width, own_ms in verify_ms.items():
+            num_steps = _num_steps(target, draft, {width: 1})
+            block_began = target.stream.record()
+            _launch_block(target, width)
+            block_ended = target.stream.record()
+            steps_began = draft.stream.record()
+            for _ in range(num_steps):
+                _launch_block(draft, 1)
+            steps_ended = draft.stream.record()
+            await block_ended
+            await steps_ended
+            block_ms, steps_ms = _elapsed_ms(block_began, block_ended), _elapsed_ms(steps_began, steps_ended)
+            if block_ms is None or steps_ms is None:
+                return
+            if run:
+                own_ms.append(block_ms)
+                step_ms.append(steps_ms / num_steps)
+    target.costs_together.calibrate({width: median(own_ms) for width, own_ms in verify_ms.items()})
+    draft.costs_together.calibrate({1: median(step_ms)})
+
+
+def _widths(target: Lane) -> tuple[int, ...]:
+    return tuple(width for width in _WIDTHS if width <= min(target.model.max_block, target.capacity)) or (1,)
+
+
+def _num_steps(target: Lane, draft: Lane, runs_by_width: Mapping[int, int]) -> int:
+    """Steps of the draft that take a little longer than these blocks of the target."""
+    total_ms = sum(num_runs * (target.costs.estimate(width) or 0.0) for width, num_runs in runs_by_width.items())
+    step_ms = draft.costs.estimate(1) or 1.0
+    return min(max(math.ceil(_MARGIN * total_ms / step_ms), _LEAST_STEPS), _MOST_STEPS)
+
+
+def _launch_block(lane: Lane, width: int) -> None:
+    def run() -> None:
+        lane.feed([0] * width, num_logits=width)
+        lane.roll_back(0)
+
+    lane.stream.launch(run, writes=(lane.cache_buffer,), label=f"measure {lane.name}")
+
+
+def _elapsed_ms(began: Event, ended: Event) -> float | None:
+    if isinstance(began, TimedEvent) and isinstance(ended, TimedEvent) and began.timed and ended.timed:
+        return ended.elapsed_ms_since(began)
+    return None

@@ -7,7 +7,7 @@ how it is read and judged (`scheduler.target_side`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -104,7 +104,7 @@ class Verifier:
         lane, prompt_ids = self.lane, request.prompt_ids
         reader = lane.reader = object()
         buffers = (lane.cache_buffer,)
-        num_reused = await _value_of(lane.stream, partial(lane.resume, prompt_ids[:-1]), "resume", buffers)
+        num_reused = await _value_of(lane.stream, partial(self._resume, prompt_ids[:-1]), "resume", buffers)
         start, width = num_reused, lane.model.max_block
         while len(prompt_ids) - start > width - self.max_gamma:
             block = prompt_ids[start : min(start + width, len(prompt_ids) - 1)]
@@ -113,6 +113,11 @@ class Verifier:
         self.check_reader(reader)
         lane.reader = request
         return PrefillReport(num_prompt_tokens=len(prompt_ids), num_reused_tokens=num_reused)
+
+    def _resume(self, prompt_ids: Sequence[int]) -> int:
+        # A draft that reads along is worth no core of its own: it has less to do, and may not even be wanted.
+        self.lane.share(together=False)
+        return self.lane.resume(prompt_ids)
 
     def verify(
         self, decoding: Decoding, history: TokenHistory, plan: BlockPlan, generation: Generation | None = None

@@ -128,6 +128,8 @@ class ModelProposer:
         next_ids = history.ids(self._lane.num_held)[: self._lane.model.max_block]
         if self._policy.idle:
             return
+        # The target reads the prompt meanwhile.
+        self._lane.share(together=True)
         if self.is_behind(history) and history.length < self._lane.capacity and max(next_ids) < self._num_shared_ids:
             self._lane.feed(next_ids, num_logits=0)
 

@@ -44,7 +44,7 @@ class TestEstimate:
         estimate = AcceptanceEstimate(prior=0.9)
         for _ in range(300):
             estimate.observe(4, 1)
-        for _ in range(10):
+        for _ in range(20):
             estimate.observe(4, 4)
         assert estimate.alpha > 0.8
         estimate.begin()

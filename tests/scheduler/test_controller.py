@@ -286,7 +286,7 @@ class TestRequests:
     def test_one_request_s_text_does_not_decide_the_next_one_s(self) -> None:
         policy = policy_of()
         play(policy, 0.8, num_rounds=300)
-        play(policy, 0.0, num_rounds=30)
+        play(policy, 0.0, num_rounds=60)
         assert policy.choose() <= 1
         policy.begin(FREE)
         assert policy.choose() > 1
