@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from multiprocessing.pool import Pool
 
 import torch
 from tqdm import tqdm
@@ -31,7 +32,7 @@ def run_grid(grid: Grid, *, num_processes: int) -> list[PointResult]:
     work = partial(simulate_group, grid=grid)
     results: list[PointResult] = []
     with (
-        multiprocessing.get_context("spawn").Pool(num_processes, initializer=_prepare_worker) as pool,
+        _start_workers(num_processes) as pool,
         tqdm(total=len(grid.points), unit="point", disable=not sys.stderr.isatty(), file=sys.stderr) as progress,
     ):
         for group in pool.imap_unordered(work, groups(grid)):
@@ -40,11 +41,18 @@ def run_grid(grid: Grid, *, num_processes: int) -> list[PointResult]:
     return sorted(results, key=lambda result: result.point)
 
 
+def _start_workers(num_processes: int) -> Pool:
+    """Workers that an interrupt from the terminal does not reach: it goes to all processes, and the first ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return multiprocessing.get_context("spawn").Pool(num_processes, initializer=_prepare_worker)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _prepare_worker() -> None:
     # Tensors of eight numbers: more threads only wait for each other.
     torch.set_num_threads(1)
-    # A terminal interrupts all its processes; the first one ends the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
