@@ -164,6 +164,15 @@ class MetricsRecorder:
         proposed, accepted = self._drafts.get(name, (0, 0))
         self._drafts[name] = (proposed + report.num_proposed, accepted + num_accepted)
 
+    def rounds_in_words(self) -> str:
+        """How the rounds so far were run."""
+        num_spec_steps = sum(self._histogram)
+        num_rounds = self._num_plain_steps + num_spec_steps
+        parts = [f"{self._num_plain_steps} of {num_rounds} rounds plain"]
+        if self._num_overlapped_steps:
+            parts.append(f"{self._num_overlapped_steps} overlapped")
+        return ", ".join(parts)
+
     def snapshot(self, *, acceptance_low: bool = False, decision: str = "") -> Metrics:
         """The figures so far."""
         return Metrics(

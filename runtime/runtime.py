@@ -208,7 +208,10 @@ class Runtime:
                     return
 
     def _metrics(self, recorder: MetricsRecorder, mode: Mode) -> Metrics:
-        return recorder.snapshot(acceptance_low=self._monitor.low, decision=self._engine.explain(mode))
+        reason = self._engine.explain(mode)
+        if mode is Mode.AUTO and self._engine.proposers:
+            reason = f"{recorder.rounds_in_words()}; at the end: {reason}"
+        return recorder.snapshot(acceptance_low=self._monitor.low, decision=reason)
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of any kind of prompt, off the event loop: a long text takes milliseconds."""

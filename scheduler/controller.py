@@ -11,6 +11,7 @@ that it would not pay if it always were.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from scheduler.acceptance import AcceptanceEstimate
 from scheduler.costs import BlockCosts
 from scheduler.decision import Decision, explain
 from scheduler.gamma import IN_TURN, Leads
+from scheduler.overlap_trial import OverlapTrial
 from scheduler.settings import check_integer
 from scheduler.speed_model import LaneCosts, RatedPlan, RoundMode, RoundPlan, SpeedModel
 
@@ -28,6 +30,8 @@ _MIN_OVERLAP_GAIN = 1.02
 _FIRST_PROBE = 8
 _LAST_PROBE = 64
 """Rounds without proposals before one tries again: doubling from the first to the last."""
+_LAST_HOPELESS_PROBE = 512
+"""The same where no acceptance rate would make the draft pay: only costs may change, and reading along has its own."""
 _PLAIN = RoundPlan(mode=RoundMode.PLAIN)
 _STALE_AFTER = 8
 _ALPHA_STEP = 0.01
@@ -105,6 +109,7 @@ class Controller:
         self._age = 0
         self._pause = _FIRST_PROBE
         self._rounds_off = 0
+        self._overlap_trial = OverlapTrial()
         self._lead = 0
 
     def begin(self, leads: Leads = IN_TURN) -> None:
@@ -126,6 +131,8 @@ class Controller:
             return 1
         if plan.gamma > 0:
             self._rounds_off = 0
+            plan = self._tried(plan)
+            self._lead = plan.lead
             return plan.gamma
         self._lead = self._leads.least
         self._rounds_off += 1
@@ -148,7 +155,7 @@ class Controller:
         self.estimate.observe(num_proposed, num_accepted)
         if self._probing:
             self._rounds_off = 0
-            self._pause = min(2 * self._pause, _LAST_PROBE)
+            self._pause = min(2 * self._pause, _LAST_PROBE if self._can_pay else _LAST_HOPELESS_PROBE)
         if num_accepted == num_proposed and self._pause > _FIRST_PROBE and self._can_pay:
             self._pause = _FIRST_PROBE
 
@@ -160,6 +167,19 @@ class Controller:
         if decision is None:
             return "nothing was asked of it"
         return explain(decision, fixed=self._fixed, leads=self._leads)
+
+    def _tried(self, plan: RoundPlan) -> RoundPlan:
+        """The plan, or now and then one that overlaps, where only costs beside each other speak against it."""
+        decision = self._decision
+        if plan.mode is RoundMode.PIPELINED:
+            self._overlap_trial.succeed()
+        if decision is None or plan.mode is not RoundMode.SEQUENTIAL or self._leads.most == 0:
+            return plan
+        if self.no_overlap is not None or not self._overlap_trial.take_round():
+            return plan
+        undisturbed = dataclasses.replace(decision.model, together=decision.model.alone)
+        hoped_for = self._decide(undisturbed, decision.alpha).plan
+        return hoped_for if hoped_for.mode is RoundMode.PIPELINED else plan
 
     @property
     def _probing(self) -> bool:

@@ -40,18 +40,19 @@ def explain(decision: Decision, *, fixed: bool, leads: Leads) -> str:
         RoundMode.SEQUENTIAL: f"blocks of {plan.gamma}, draft and target in turn",
         RoundMode.PIPELINED: f"blocks of {plan.gamma}, and up to {ahead} drafted ahead meanwhile",
     }
-    others = []
-    for mode, name in ((RoundMode.SEQUENTIAL, "in turn"), (RoundMode.PIPELINED, "running ahead")):
+    promises = []
+    for mode, name in ((RoundMode.SEQUENTIAL, "drafting in turn"), (RoundMode.PIPELINED, "running ahead")):
         gain = gains[mode]
-        if mode is not plan.mode and gain is not None:
-            others.append(f"{name} promises {gain:.2f} times")
-    own_gain = gains[plan.mode]
+        if gain is not None:
+            promises.append((mode is not plan.mode, "this" if mode is plan.mode else name, gain))
     parts = [words[plan.mode] + (" (gamma is fixed)" if fixed else "")]
-    if plan.mode is not RoundMode.PLAIN and own_gain is not None:
-        parts.append(f"promises {own_gain:.2f} times plain decoding")
-        parts += others
-    elif others:
-        parts.append("of plain decoding's speed, " + " and ".join(others))
+    if promises:
+        (_, first, gain), *others = sorted(promises)
+        told = [
+            f"{first} promises {gain:.2f} times plain decoding",
+            *(f"{name} {gain:.2f}" for _, name, gain in others),
+        ]
+        parts.append(", ".join(told))
     if decision.no_overlap is not None and leads.least == 0 < leads.most:
         parts.append(f"nothing runs ahead, as {decision.no_overlap}")
     return "; ".join([*parts, _figures(decision)])

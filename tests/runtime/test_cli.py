@@ -83,7 +83,8 @@ def test_an_answer_streams_and_a_summary_follows(command: Command, checkpoint: P
     first, second, third = command.errors.splitlines()
     assert f"prompt of {expected.metrics.num_prompt_tokens} tokens" in first
     assert second.startswith("speculation: ")
-    assert third.startswith("decided: ngram: ")
+    assert third.startswith("decided: ")
+    assert "ngram: " in third
 
 
 def test_plain_decoding_has_nothing_to_say_about_speculation(command: Command) -> None:
@@ -362,7 +363,7 @@ def test_a_draft_with_other_ids_is_one_line(command: Command, tmp_path: Path) ->
 
 def test_no_room_for_the_caches_is_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     little = AvailableMemory(num_bytes=10_000, reason="as the test says")
-    monkeypatch.setattr("runtime.assembly.available_memory", lambda: little)
+    monkeypatch.setattr("runtime.assembly.available_memory", lambda device: little)
     assert command.run(PROMPT) == 1
     (line,) = command.errors.splitlines()
     assert line.startswith("error: ")

@@ -113,7 +113,7 @@ class TestGamma:
         policy = policy_of(draft_ms=10.0, prior_alpha=1.0)
         gammas = play(policy, 1.0, num_rounds=400)
         asked = [index for index, gamma in enumerate(gammas) if gamma]
-        assert [later - earlier for earlier, later in itertools.pairwise(asked)][:5] == [17, 33, 65, 65, 65]
+        assert [later - earlier for earlier, later in itertools.pairwise(asked)][:4] == [17, 33, 65, 129]
 
     def test_a_source_that_must_catch_up_first_is_asked_until_it_answers(self) -> None:
         policy = policy_of(prior_alpha=0.0)
@@ -204,7 +204,8 @@ class TestLead:
                 drafts[together].record(1, 4.4 if together else 2.0)
             tables[together].record(gamma + 1, 22.0 if together else 10.0)
         assert ahead[0]
-        assert not any(ahead[100:])
+        # Now and then it is tried again.
+        assert sum(ahead[100:]) <= 16
 
     def test_a_loop_that_takes_turns_is_never_told_to_run_ahead(self) -> None:
         policy = policy_of(draft_ms=3.0, prior_alpha=0.9)
@@ -273,6 +274,57 @@ class TestLead:
         assert policy.lead == 0
 
 
+class TestTrials:
+    """What lanes cost beside each other is learnt only by running beside each other."""
+
+    def plays(self, policy: Controller, num_rounds: int, *, really: float) -> list[int]:
+        """The leads of rounds in which everything is accepted and both lanes take `really` times as long together."""
+        leads = []
+        for _ in range(num_rounds):
+            gamma = policy.choose()
+            leads.append(policy.lead)
+            if policy.lead:
+                together, draft_together = policy._costs.verify_together, policy._costs.draft_together
+                assert together is not None
+                assert draft_together is not None
+                together.record(gamma + 1, really * (FLAT.estimate(gamma + 1) or 0.0))
+                draft_together.record(1, really * 2.0)
+            policy.observe(gamma, gamma)
+        return leads
+
+    def test_contention_that_was_overestimated_is_found_out(self) -> None:
+        policy = policy_of(draft_ms=2.0, prior_alpha=0.9, contention=2.5)
+        policy.begin(FREE)
+        leads = self.plays(policy, 1500, really=1.0)
+        assert leads[:32] == [0] * 32
+        assert min(leads[-200:]) > 0
+
+    def test_contention_that_is_real_costs_ever_fewer_rounds(self) -> None:
+        policy = policy_of(draft_ms=2.0, prior_alpha=0.9, contention=2.5)
+        policy.begin(FREE)
+        leads = self.plays(policy, 4000, really=2.5)
+        num_trials = sum(later > 0 and earlier == 0 for earlier, later in itertools.pairwise(leads))
+        assert 5 <= num_trials <= 12
+        assert sum(lead > 0 for lead in leads) == 8 * num_trials
+
+    def test_overlap_that_would_not_pay_undisturbed_is_not_tried(self) -> None:
+        policy = policy_of(draft_ms=0.001, prior_alpha=0.9, contention=1.5)
+        policy.begin(FREE)
+        assert max(self.plays(policy, 300, really=1.5)) == 0
+
+    @pytest.mark.parametrize("leads", [Leads(), Leads(least=3, most=3)])
+    def test_what_is_fixed_is_not_tried_otherwise(self, leads: Leads) -> None:
+        policy = policy_of(draft_ms=2.0, prior_alpha=0.9, contention=2.5)
+        policy.begin(leads)
+        assert set(self.plays(policy, 200, really=2.5)) == {leads.most}
+
+    def test_a_reason_against_overlap_is_one_against_trying_it(self) -> None:
+        policy = policy_of(draft_ms=2.0, prior_alpha=0.9, contention=2.5)
+        policy.no_overlap = "others fill the GPU"
+        policy.begin(FREE)
+        assert max(self.plays(policy, 200, really=1.0)) == 0
+
+
 class TestRequests:
     def test_a_useless_draft_is_idle_from_the_next_request_on(self) -> None:
         policy = policy_of(draft_ms=3.0)
@@ -301,7 +353,7 @@ class TestWords:
         policy.begin(FREE)
         policy.choose()
         words = policy.explain()
-        assert words.startswith("nothing is drafted; of plain decoding's speed, in turn promises 0.5")
+        assert words.startswith("nothing is drafted; drafting in turn promises 0.5")
         assert "acceptance 0.10, a draft step takes 10.0 ms" in words
         assert "a plain step 10.0 ms" in words
 
@@ -310,16 +362,16 @@ class TestWords:
         policy.begin(FREE)
         gamma = policy.choose()
         words = policy.explain()
-        assert words.startswith(f"blocks of {gamma}, draft and target in turn; promises ")
-        assert "times plain decoding; running ahead promises" in words
+        assert words.startswith(f"blocks of {gamma}, draft and target in turn; this promises ")
+        assert "times plain decoding, running ahead 0." in words or "times plain decoding, running ahead 1." in words
 
     def test_why_it_runs_ahead(self) -> None:
         policy = policy_of(draft_ms=4.0, prior_alpha=0.9)
         policy.begin(FREE)
         gamma = policy.choose()
         words = policy.explain()
-        assert words.startswith(f"blocks of {gamma}, and up to {policy.lead} tokens drafted ahead meanwhile; promises")
-        assert "in turn promises" in words
+        assert words.startswith(f"blocks of {gamma}, and up to {policy.lead} tokens drafted ahead meanwhile; this")
+        assert ", drafting in turn " in words
         policy.begin(Leads(least=1, most=1))
         policy.choose()
         assert "up to 1 token drafted ahead" in policy.explain()
