@@ -105,7 +105,7 @@ def format_summary(summary: Summary) -> str:
     """The totals in words."""
     return "\n".join(
         [
-            f"choice of the speed model against the fastest setting, {summary.num_points} points: "
+            f"choice of the controller against the fastest setting, {summary.num_points} points: "
             f"loses {summary.median_loss:.1%} (median), {summary.worst_loss:.1%} at worst; "
             f"more than {_AIM:.0%} at {summary.num_beyond_aim}",
             f"its promises are off by {summary.median_model_error:.1%} (median), "

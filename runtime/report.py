@@ -81,8 +81,16 @@ def comparison_table(comparison: Comparison, options: GenerationOptions) -> str:
             *_table(rows),
             f"speed-up {_speedups(comparison)}; {_identity(comparison, options)}",
             f"medians of {comparison.num_repetitions} runs each, in turn; the prompt was in the cache",
+            *_decision_lines(comparison),
         ]
     )
+
+
+def _decision_lines(comparison: Comparison) -> list[str]:
+    """What was decided in the last run, where that was left open."""
+    if comparison.modes[-1].mode is not Mode.AUTO:
+        return []
+    return [f"auto decided: {comparison.result.metrics.decision}"]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

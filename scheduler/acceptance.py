@@ -22,6 +22,8 @@ class AcceptanceEstimate:
         """Start from a guess that counts as `weight` judged tokens."""
         self._accepted = prior * weight
         self._judged = weight
+        self.assumed = True
+        """Whether nothing was judged yet."""
         self._past_accepted = self._accepted
         self._past_judged = self._judged
 
@@ -35,6 +37,7 @@ class AcceptanceEstimate:
 
     def observe(self, num_proposed: int, num_accepted: int) -> None:
         """Take in one verdict; tokens behind the first rejected one were never judged."""
+        self.assumed = False
         num_judged = min(num_accepted + 1, num_proposed)
         self._accepted = self._accepted * _DECAY + num_accepted
         self._judged = self._judged * _DECAY + num_judged

@@ -228,7 +228,9 @@ class Controller:
             if chosen is None or rated_mode.tokens_per_ms > least_gain * chosen.tokens_per_ms:
                 chosen = rated_mode
         plan = chosen.plan if chosen else _PLAIN
-        return Decision(plan=plan, best=best, alpha=alpha, model=model, no_overlap=no_overlap)
+        return Decision(
+            plan=plan, best=best, alpha=alpha, model=model, assumed=self.estimate.assumed, no_overlap=no_overlap
+        )
 
     def _plans(self, model: SpeedModel, *, may_overlap: bool) -> Iterator[RoundPlan]:
         """What may be chosen, given what was fixed."""

@@ -21,6 +21,8 @@ class Decision:
     """The best plan of each mode that could be had."""
     alpha: float
     model: SpeedModel
+    assumed: bool = False
+    """Whether alpha is a guess, since nothing was judged yet."""
     no_overlap: str | None = None
     """Why nothing could run ahead, whatever it would have promised; None where it could."""
 
@@ -31,39 +33,41 @@ class Decision:
 
 
 def explain(decision: Decision, *, fixed: bool, leads: Leads) -> str:
-    """A decision in words: what is done, what it promises, and what the alternatives would."""
+    """A decision in words: what is done, what it promises, what the alternatives would, and by which figures."""
     plan = decision.plan
-    gains = {mode: decision.gain(mode) for mode in RoundMode}
     ahead = "1 token" if plan.lead == 1 else f"{plan.lead} tokens"
     words = {
-        RoundMode.PLAIN: "nothing is drafted",
-        RoundMode.SEQUENTIAL: f"blocks of {plan.gamma}, draft and target in turn",
-        RoundMode.PIPELINED: f"blocks of {plan.gamma}, and up to {ahead} drafted ahead meanwhile",
+        RoundMode.PLAIN: "plain",
+        RoundMode.SEQUENTIAL: f"sequential, blocks of {plan.gamma}",
+        RoundMode.PIPELINED: f"pipelined, blocks of {plan.gamma} and up to {ahead} ahead",
     }
-    promises = []
-    for mode, name in ((RoundMode.SEQUENTIAL, "drafting in turn"), (RoundMode.PIPELINED, "running ahead")):
-        gain = gains[mode]
-        if gain is not None:
-            promises.append((mode is not plan.mode, "this" if mode is plan.mode else name, gain))
-    parts = [words[plan.mode] + (" (gamma is fixed)" if fixed else "")]
-    if promises:
-        (_, first, gain), *others = sorted(promises)
-        told = [
-            f"{first} promises {gain:.2f} times plain decoding",
-            *(f"{name} {gain:.2f}" for _, name, gain in others),
-        ]
-        parts.append(", ".join(told))
+    parts = [words[plan.mode] + (" (gamma is fixed)" if fixed else "") + _promises(decision)]
     if decision.no_overlap is not None and leads.least == 0 < leads.most:
         parts.append(f"nothing runs ahead, as {decision.no_overlap}")
     return "; ".join([*parts, _figures(decision)])
 
 
+def _promises(decision: Decision) -> str:
+    """Expected speeds, as times that of plain decoding."""
+    plan = decision.plan
+    gains = {mode: decision.gain(mode) for mode in (RoundMode.SEQUENTIAL, RoundMode.PIPELINED)}
+    others = [f"{mode} {gain:.2f}" for mode, gain in gains.items() if gain is not None and mode is not plan.mode]
+    own_gain = gains.get(plan.mode)
+    if own_gain is not None:
+        return f": promises {own_gain:.2f} times plain decoding" + (f" ({', '.join(others)})" if others else "")
+    return f", as drafting promises too little: {', '.join(others)} times plain decoding" if others else ""
+
+
 def _figures(decision: Decision) -> str:
-    """The measurements behind a decision."""
+    """What the promises rest on."""
     plan, alone = decision.plan, decision.model.alone
     costs = alone if plan.mode is not RoundMode.PIPELINED else decision.model.together or alone
     drafting = [rated for mode, rated in decision.best.items() if mode is not RoundMode.PLAIN]
     gamma = plan.gamma or max(drafting, key=lambda rated: rated.tokens_per_ms, default=decision).plan.gamma
-    draft = f"a draft step takes {costs.draft_ms:.1f} ms" if costs.draft_ms else "its proposals cost nothing"
-    verify = f"verifying {gamma} takes {costs.verify_ms[gamma + 1]:.1f} ms, " if gamma else ""
-    return f"acceptance {decision.alpha:.2f}, {draft}, {verify}a plain step {alone.verify_ms[1]:.1f} ms"
+    assumed = " (assumed, as nothing was judged yet)" if decision.assumed else ""
+    draft = f"draft steps of {costs.draft_ms:.1f} ms" if costs.draft_ms else "proposals that cost nothing"
+    verify = f", {costs.verify_ms[gamma + 1]:.1f} ms to verify {gamma}" if gamma else ""
+    return (
+        f"by an estimated acceptance of {decision.alpha:.2f}{assumed}, {draft}{verify}, "
+        f"{alone.verify_ms[1]:.1f} ms for a plain step"
+    )

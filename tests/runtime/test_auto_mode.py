@@ -52,7 +52,7 @@ async def test_a_good_draft_that_is_not_cheap_runs_ahead() -> None:
         # What the last rounds may still draft is limited, and they need not overlap.
         assert metrics.num_overlapped_steps > 0.5 * metrics.num_spec_steps
         assert metrics.num_hits > 0
-        assert "tokens drafted ahead meanwhile; this promises" in metrics.decision
+        assert " tokens ahead: promises " in metrics.decision
 
 
 async def test_where_running_ahead_promises_nothing_the_lanes_take_turns() -> None:
@@ -62,7 +62,7 @@ async def test_where_running_ahead_promises_nothing_the_lanes_take_turns() -> No
         assert metrics.num_overlapped_steps == 0
         # When gamma shrinks, a token that was drafted already may lie past the block.
         assert metrics.num_hits + metrics.num_misses <= 3
-        assert "draft and target in turn; this promises" in metrics.decision
+        assert ": sequential, blocks of " in metrics.decision
 
 
 async def test_a_useless_draft_is_soon_left_alone_and_stays_so() -> None:
@@ -71,7 +71,7 @@ async def test_a_useless_draft_is_soon_left_alone_and_stays_so() -> None:
         assert first.num_plain_steps > 80
         assert second.num_draft_tokens <= 4
         assert second.num_plain_steps >= 116
-        assert "table: nothing is drafted; drafting in turn promises 0." in second.decision
+        assert "table: plain, as drafting promises too little: sequential 0." in second.decision
         assert second.decision.startswith(
             f"{second.num_plain_steps} of {second.num_plain_steps + second.num_spec_steps}"
         )
@@ -82,7 +82,7 @@ async def test_a_draft_as_slow_as_its_target_is_left_alone() -> None:
         await answer(rig)
         metrics = (await answer(rig)).metrics
         assert metrics.num_draft_tokens <= 5
-        assert "nothing is drafted" in metrics.decision
+        assert "plain, as drafting promises too little" in metrics.decision
 
 
 async def test_fixed_settings_win() -> None:

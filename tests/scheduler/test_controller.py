@@ -353,33 +353,35 @@ class TestWords:
         policy.begin(FREE)
         policy.choose()
         words = policy.explain()
-        assert words.startswith("nothing is drafted; drafting in turn promises 0.5")
-        assert "acceptance 0.10, a draft step takes 10.0 ms" in words
-        assert "a plain step 10.0 ms" in words
+        assert words.startswith("plain, as drafting promises too little: sequential 0.5")
+        assert (
+            "by an estimated acceptance of 0.10 (assumed, as nothing was judged yet), draft steps of 10.0 ms" in words
+        )
+        assert "10.0 ms for a plain step" in words
 
     def test_why_it_takes_turns(self) -> None:
         policy = policy_of(draft_ms=1.0, prior_alpha=0.8, contention=3.0)
         policy.begin(FREE)
         gamma = policy.choose()
         words = policy.explain()
-        assert words.startswith(f"blocks of {gamma}, draft and target in turn; this promises ")
-        assert "times plain decoding, running ahead " in words
+        assert words.startswith(f"sequential, blocks of {gamma}: promises ")
+        assert "times plain decoding (pipelined " in words
 
     def test_why_it_runs_ahead(self) -> None:
         policy = policy_of(draft_ms=4.0, prior_alpha=0.9)
         policy.begin(FREE)
         gamma = policy.choose()
         words = policy.explain()
-        assert words.startswith(f"blocks of {gamma}, and up to {policy.lead} tokens drafted ahead meanwhile; this")
-        assert ", drafting in turn " in words
+        assert words.startswith(f"pipelined, blocks of {gamma} and up to {policy.lead} tokens ahead: promises ")
+        assert "times plain decoding (sequential " in words
         policy.begin(Leads(least=1, most=1))
         policy.choose()
-        assert "up to 1 token drafted ahead" in policy.explain()
+        assert "up to 1 token ahead" in policy.explain()
 
     def test_a_source_that_costs_nothing_says_so(self) -> None:
         policy = policy_of(draft_ms=None, prior_alpha=0.8)
         policy.choose()
-        assert "its proposals cost nothing" in policy.explain()
+        assert "proposals that cost nothing" in policy.explain()
 
     @pytest.mark.parametrize("limits", [{"max_gamma": 0}, {"fixed_gamma": 0}])
     def test_no_room_for_a_choice_is_a_reason(self, limits: dict[str, int]) -> None:
@@ -391,4 +393,4 @@ class TestWords:
     def test_what_was_fixed_is_told(self) -> None:
         policy = policy_of(fixed_gamma=4, prior_alpha=0.8)
         policy.choose()
-        assert "blocks of 4, draft and target in turn (gamma is fixed)" in policy.explain()
+        assert "sequential, blocks of 4 (gamma is fixed): promises" in policy.explain()

@@ -91,7 +91,9 @@ class TestEquality:
             **LOOPS[loop],
         )
         assert output.ids == one_token_decoding(target_model(), request)
-        assert 0 < output.num_accepted < output.num_proposed
+        if loop != "not awaited":
+            # A target that never waits may find nothing proposed in time.
+            assert 0 < output.num_accepted < output.num_proposed
         check_reports(output, 40)
 
     @pytest.mark.parametrize("gamma", [0, 8])
