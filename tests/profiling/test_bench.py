@@ -219,12 +219,12 @@ def test_there_are_as_many_prompts_as_may_be_asked_for_and_none_twice() -> None:
 def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whole, but with float32 weights, which every machine has; how fast it is nobody asks here."""
     out = tmp_path / "bench.json"
-    settings = ["--threads", "1", "--weights", "float32", "--prompts", "1", "--max-tokens", "12", "--rounds", "20"]
+    settings = ["--threads", "1", "--weights", "float32", "--prompts", "1", "--max-tokens", "10", "--rounds", "20"]
     assert main([*settings, "--no-transformers", "--out", str(out)]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     report = json.loads(last)
     assert json.loads(out.read_text()) == report
-    assert (report["max_tokens"], report["num_prompts"]) == (12, 1)
+    assert (report["max_tokens"], report["num_prompts"]) == (10, 1)
     assert report["machine"]["processor"]
     rows = report["rows"]
     own_systems = ("slipstream float32, plain", "slipstream float32, sequential", "slipstream float32, auto")

@@ -140,8 +140,9 @@ async def test_a_target_whose_rows_forbid_fewer_threads_keeps_all_of_them(
         assert (loaded.description.threads, loaded.description.draft_threads) == (4, 1)
 
 
-@pytest.mark.parametrize("draft", ["early-exit:1", "folder", "ngram+folder"])
-@pytest.mark.parametrize("weights", ["float32", "float16", "int8"])
+@pytest.mark.parametrize(
+    ("draft", "weights"), [("early-exit:1", "float16"), ("folder", "int8"), ("ngram+folder", "float32")]
+)
 async def test_no_choice_of_mode_changes_a_bit(folder: Path, draft_folder: Path, draft: str, weights: str) -> None:
     """With two threads, which the target has alone in one round and shares in the next."""
     sources = [draft_folder if name == "folder" else name for name in draft.split("+")]

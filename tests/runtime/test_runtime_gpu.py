@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("target"))
 
 
-@pytest.fixture(params=range(3))
+@pytest.fixture(params=range(2))
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """Found wherever a GPU is looked for."""
     made_up = FakeDriver(request.param)
