@@ -63,7 +63,7 @@ demo: weights ## Answer a prompt with and without speculation, streamed, and com
 
 test: weights ## Run every test
 	$(SAY) "Tests"
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 fuzz: $(INSTALLED) ## Play the pipeline in many thousand orders (about an hour; Ctrl-C stops it)
 	$(SAY) "Interleaving fuzz"

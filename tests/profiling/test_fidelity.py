@@ -100,7 +100,7 @@ def test_the_default_texts_are_long_and_unlike() -> None:
 def test_packed_weights_cost_no_more_than_they_say(
     demo_gguf: Path, grid: tuple[float, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On about a thousand tokens of English and code together; one short text would mostly show luck.
+    """On about five hundred tokens of English and code together; one short text would mostly show luck.
 
     Forcing the grid shows its coarseness, not the saturation that it is there to prevent.
     """
@@ -110,7 +110,7 @@ def test_packed_weights_cost_no_more_than_they_say(
         for module in ("int8_linear", "smoothing_cache"):
             monkeypatch.setattr(f"models.{module}.activation_grid", lambda: grid)
     texts = {name: default_texts()[name] for name in ("language reference", "source code")}
-    rows = measure(demo_gguf, texts, kinds, max_tokens=512)
+    rows = measure(demo_gguf, texts, kinds, max_tokens=256)
     for kind in kinds:
         ratios = [row.relative_to_float32 for row in rows if row.weights == kind.value]
         assert len(ratios) == 2
