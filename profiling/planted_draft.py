@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from models import Cache, Checkpoint, Decoder, ModelConfig, WeightKind
+from profiling.wrapped_decoder import WrappedDecoder
 
 NUM_LAYERS = 2
 NUM_HEAD_ROWS = 8192
@@ -97,12 +98,12 @@ def planted_ids(
     ]
 
 
-class PlantedDraft:
+class PlantedDraft(WrappedDecoder):
     """A `models.CausalModel` that runs a decoder and then answers from a plan."""
 
     def __init__(self, decoder: Decoder, *, vocab_size: int) -> None:
         """Answer in rows of `vocab_size` logits, after a call of `decoder`."""
-        self._decoder = decoder
+        super().__init__(decoder)
         self._vocab_size = vocab_size
         self._first_position = 0
         self._ids_T = torch.zeros(1, dtype=torch.int64)
@@ -119,33 +120,9 @@ class PlantedDraft:
         self.step_times_ms.clear()
 
     @property
-    def name(self) -> str:
-        """The decoder's name."""
-        return self._decoder.name
-
-    @property
     def vocab_size(self) -> int:
         """The target's, whatever the decoder's head has."""
         return self._vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """The decoder's."""
-        return self._decoder.context_length
-
-    @property
-    def max_block(self) -> int:
-        """The decoder's."""
-        return self._decoder.max_block
-
-    @property
-    def device(self) -> torch.device:
-        """The decoder's."""
-        return self._decoder.device
-
-    def new_cache(self, capacity: int) -> Cache:
-        """A cache of the decoder."""
-        return self._decoder.new_cache(capacity)
 
     def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
         """Run the decoder; see `models.CausalModel.forward`.

@@ -12,7 +12,7 @@ from functools import partial
 from statistics import median
 
 from scheduler.lane import Lane
-from scheduler.streams.base import Event, TimedEvent
+from scheduler.streams.base import elapsed_between
 
 _WIDTHS = (2, 5, 9)
 _LEAST_STEPS = 5
@@ -69,7 +69,7 @@ async def measure_enqueued_together(target: Lane, draft: Lane) -> None:
             steps_ended = draft.stream.record()
             await block_ended
             await steps_ended
-            block_ms, steps_ms = _elapsed_ms(block_began, block_ended), _elapsed_ms(steps_began, steps_ended)
+            block_ms, steps_ms = elapsed_between(block_began, block_ended), elapsed_between(steps_began, steps_ended)
             if block_ms is None or steps_ms is None:
                 return
             if run:
@@ -96,9 +96,3 @@ def _launch_block(lane: Lane, width: int) -> None:
         lane.roll_back(0)
 
     lane.stream.launch(run, writes=(lane.cache_buffer,), label=f"measure {lane.name}")
-
-
-def _elapsed_ms(began: Event, ended: Event) -> float | None:
-    if isinstance(began, TimedEvent) and isinstance(ended, TimedEvent) and began.timed and ended.timed:
-        return ended.elapsed_ms_since(began)
-    return None

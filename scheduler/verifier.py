@@ -19,7 +19,7 @@ from scheduler.lane import Lane
 from scheduler.residency import HostResidency, Residency
 from scheduler.round import DecodeRequest, Judgement, PrefillReport
 from scheduler.settings import check_integer
-from scheduler.streams.base import Event, Stream, TimedEvent
+from scheduler.streams.base import Event, Stream, elapsed_between
 from scheduler.streams.lineage import Generation
 
 Result = TypeVar("Result")
@@ -171,20 +171,12 @@ class Verifier:
         if flight.verified.done():
             await asyncio.sleep(0)
         await flight.verified
-        judgement = self._side.outcome(flight.judged.result(), _device_ms(flight))
+        judgement = self._side.outcome(flight.judged.result(), elapsed_between(flight.began, flight.read))
         if self._side.learns_late:
             self.lane.stream.launch(
                 partial(self._side.confirm, judgement), writes=(self.lane.cache_buffer,), label="confirm"
             )
         return judgement
-
-
-def _device_ms(flight: Flight) -> float | None:
-    """Time that reading the block took on its device, where events know."""
-    began, read = flight.began, flight.read
-    if isinstance(began, TimedEvent) and isinstance(read, TimedEvent) and began.timed and read.timed:
-        return read.elapsed_ms_since(began)
-    return None
 
 
 async def _value_of(stream: Stream, work: Callable[[], Result], label: str, writes: Iterable[str]) -> Result:

@@ -13,6 +13,7 @@ import random
 import torch
 
 from models import Cache, Decoder
+from profiling.wrapped_decoder import WrappedDecoder
 
 _CERTAIN = 1e4
 """A logit above all others."""
@@ -30,7 +31,7 @@ def draft_script(target_ids: list[int], vocab_size: int, *, acceptance: float, s
     return [token_id if draw.random() < acceptance else (token_id + 1) % vocab_size for token_id in target_ids]
 
 
-class ScriptedModel:
+class ScriptedModel(WrappedDecoder):
     """A `models.PositionedModel` that runs a decoder and makes one token of each row certain."""
 
     def __init__(self, decoder: Decoder, script: list[int]) -> None:
@@ -40,37 +41,8 @@ class ScriptedModel:
             decoder: does the work.
             script: ids of the decoder's vocabulary, for every position that is asked for.
         """
-        self._decoder = decoder
+        super().__init__(decoder)
         self._script_P = torch.tensor(script, dtype=torch.int64, device=decoder.device)
-
-    @property
-    def name(self) -> str:
-        """The decoder's name."""
-        return self._decoder.name
-
-    @property
-    def vocab_size(self) -> int:
-        """The decoder's."""
-        return self._decoder.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """The decoder's."""
-        return self._decoder.context_length
-
-    @property
-    def max_block(self) -> int:
-        """The decoder's."""
-        return self._decoder.max_block
-
-    @property
-    def device(self) -> torch.device:
-        """The decoder's."""
-        return self._decoder.device
-
-    def new_cache(self, capacity: int) -> Cache:
-        """A cache of the decoder."""
-        return self._decoder.new_cache(capacity)
 
     def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
         """See `models.CausalModel.forward`."""

@@ -67,6 +67,13 @@ class TimedEvent(Event, Protocol):
         ...
 
 
+def elapsed_between(began: Event | None, ended: Event | None) -> float | None:
+    """Milliseconds on the device from one event to another, both passed; None where they note no time."""
+    if isinstance(began, TimedEvent) and isinstance(ended, TimedEvent) and began.timed and ended.timed:
+        return ended.elapsed_ms_since(began)
+    return None
+
+
 class Stream(Protocol):
     """An ordered queue of work.
 
