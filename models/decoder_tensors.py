@@ -1,6 +1,6 @@
 """Which tensors a decoder of a given config has, and with which shapes.
 
-Owns `expected_tensors` and `check_tensors`, in Hugging Face's names for every file format.
+Owns `expected_tensors`, `expected_layer_tensors` and `check_tensors`, in Hugging Face's names for every file format.
 Knows nothing of files. Shapes are `(out, in)` for matrices.
 """
 
@@ -20,12 +20,18 @@ Shape = tuple[int, ...]
 def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     """Name and shape of every tensor, in the order in which a forward pass meets them."""
     yield EMBEDDING, (config.vocab_size, config.hidden_size)
-    for index in range(config.num_layers):
-        for name, shape in _layer_tensors(config):
-            yield f"model.layers.{index}.{name}", shape
+    for name, shape in expected_layer_tensors(config):
+        yield f"model.{name}", shape
     yield "model.norm.weight", (config.hidden_size,)
     if not config.tie_embeddings:
         yield HEAD, (config.vocab_size, config.hidden_size)
+
+
+def expected_layer_tensors(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
+    """Name and shape of every tensor of the layers alone, without the prefix `model.`, in the same order."""
+    for index in range(config.num_layers):
+        for name, shape in _layer_tensors(config):
+            yield f"layers.{index}.{name}", shape
 
 
 def check_tensors(config: ModelConfig, shapes: Mapping[str, Shape], origin: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
@@ -31,18 +32,24 @@ class SafetensorsHeader:
 
     path: Path
     shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    """By tensor, as the format spells them: F16, I32 and so on."""
     header_bytes: int
     """Where the data starts."""
     data_bytes: int
 
 
-def read_safetensors_header(path: Path) -> SafetensorsHeader:
+def read_safetensors_header(path: Path, *, element_bytes: Mapping[str, int] = FLOAT_BYTES) -> SafetensorsHeader:
     """Read and check a header; the data is not touched.
+
+    Args:
+        path: the file.
+        element_bytes: the types that tensors may have, and the size of an element of each.
 
     Raises:
         CheckpointError: if the file cannot be read, is truncated, or its header is not JSON, has
             entries of another form, or byte ranges that overlap, leave holes or leave the file.
-        UnsupportedModelError: if a tensor is not of a floating-point type; names it.
+        UnsupportedModelError: if a tensor is of another type; names it.
     """
     try:
         with path.open("rb") as file:
@@ -59,17 +66,21 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     entries = parse_json_object(text, f"{path}: the header")
     entries.pop("__metadata__", None)
     header_bytes = _LENGTH_BYTES + length
-    ranges = {name: _check_entry(path, name, entry) for name, entry in entries.items()}
-    _check_layout(path, [(begin, end, name) for name, (_, begin, end) in ranges.items()], file_bytes - header_bytes)
+    found = {name: _check_entry(path, name, entry, element_bytes) for name, entry in entries.items()}
+    _check_layout(path, [(begin, end, name) for name, (_, _, begin, end) in found.items()], file_bytes - header_bytes)
     return SafetensorsHeader(
         path=path,
-        shapes={name: shape for name, (shape, _, _) in ranges.items()},
+        shapes={name: shape for name, (_, shape, _, _) in found.items()},
+        dtypes={name: dtype for name, (dtype, _, _, _) in found.items()},
         header_bytes=header_bytes,
         data_bytes=file_bytes - header_bytes,
     )
 
 
-def _check_entry(path: Path, name: str, entry: object) -> tuple[tuple[int, ...], int, int]:
+def _check_entry(
+    path: Path, name: str, entry: object, element_bytes: Mapping[str, int]
+) -> tuple[str, tuple[int, ...], int, int]:
+    """Its dtype, shape, first byte and the byte behind its last."""
     where = f"{path}: the tensor {name[:200]!r}"
     if not isinstance(entry, dict):
         raise CheckpointError(f"{where} is described by a {type(entry).__name__}, not an object")
@@ -80,13 +91,13 @@ def _check_entry(path: Path, name: str, entry: object) -> tuple[tuple[int, ...],
         raise CheckpointError(f"{where} has no valid shape")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{where} has no valid data_offsets")
-    if dtype not in FLOAT_BYTES:
-        raise UnsupportedModelError(f"{where} has dtype {dtype[:40]!r}; supported are {', '.join(FLOAT_BYTES)}")
+    if dtype not in element_bytes:
+        raise UnsupportedModelError(f"{where} has dtype {dtype[:40]!r}; supported are {', '.join(element_bytes)}")
     begin, end = offsets
-    num_bytes = math.prod(shape) * FLOAT_BYTES[dtype]
+    num_bytes = math.prod(shape) * element_bytes[dtype]
     if end - begin != num_bytes:
         raise CheckpointError(f"{where} takes {num_bytes} bytes, but its data_offsets span {end - begin}")
-    return tuple(shape), begin, end
+    return dtype, tuple(shape), begin, end
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
