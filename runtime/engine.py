@@ -71,6 +71,8 @@ class Engine:
         if not self.proposers:
             return "plain decoding: there is no draft"
         reasons = "; ".join(f"{proposer.name}: {proposer.explain()}" for proposer in self.proposers)
+        heard = self.loops[mode].explain() if mode in self.loops else ""
+        reasons += f"; {heard}" if heard else ""
         return reasons if mode is Mode.AUTO else f"{mode} decoding was asked for; {reasons}"
 
     def loop(self, mode: Mode) -> DecodingLoop:

@@ -3,7 +3,7 @@
 Owns the choice among draft sources, the unjudged tokens and how they are settled when a verdict comes. All methods run
 as launches on the draft's stream, so nothing here is ever touched from two threads. Knows nothing of streams or events.
 
-A chain has one source at a time: sources are asked in order, and the first with something to offer goes on until the
+A chain has one source at a time: all are asked, and the one that promises most (`scheduler.arbiter`) goes on until the
 chain was used up or thrown away.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from scheduler.arbiter import Arbiter
 from scheduler.decoding import Decoding
 from scheduler.first_error import FirstError
 from scheduler.gamma import IN_TURN, Leads
@@ -30,10 +31,11 @@ class Chain:
         """Bind the sources.
 
         Args:
-            proposers: asked in order.
+            proposers: the one that promises most is heard, the earlier of two that promise the same.
             leads: how far past a block they may draft.
         """
         self._proposers = tuple(proposers)
+        self._arbiter = Arbiter(self._proposers)
         self._leads = leads
         self._decoding: Decoding
         self._history: TokenHistory
@@ -49,26 +51,25 @@ class Chain:
         self._decoding, self._history = decoding, history
         self._errors.forget()
         self._throw_away()
+        self._arbiter.begin()
         with self._errors.remembered():
             for proposer in self._proposers:
                 proposer.begin(history, self._leads)
 
     def draft_block(self, max_tokens: int, slot: int = 0) -> Drafted:
-        """A whole block at once, of the first source that has one.
+        """A whole block at once, of the source that promises most among those that have one.
 
         Tokens are numbers, which need no slot.
         """
         draft_ms = 0.0
         with self._errors.remembered():
-            for source, proposer in enumerate(self._proposers if max_tokens else ()):
-                gamma = min(proposer.choose(self._history), max_tokens)
-                if gamma <= 0:
-                    continue
-                proposal = proposer.extend(self._decoding.law, self._history, (), gamma)
+            for offer in self._arbiter.ranked(self._history) if max_tokens else ():
+                gamma = min(offer.gamma, max_tokens)
+                proposal = self._proposers[offer.source].extend(self._decoding.law, self._history, (), gamma)
                 # A source that only caught up took its time all the same.
                 draft_ms += proposal.draft_ms
                 if proposal:
-                    proposal = dataclasses.replace(proposal, source=source, draft_ms=draft_ms)
+                    proposal = dataclasses.replace(proposal, source=offer.source, draft_ms=draft_ms)
                     return Drafted(proposal=proposal, gamma=gamma)
         return Drafted(proposal=Proposal(draft_ms=draft_ms))
 
@@ -95,8 +96,9 @@ class Chain:
         with self._errors.remembered():
             self._history = judgement.history
             if judgement.proposal:
-                proposer = self._proposers[judgement.proposal.source]
-                proposer.observe(len(judgement.proposal), judgement.verdict.num_accepted)
+                source, counts = judgement.proposal.source, (len(judgement.proposal), judgement.verdict.num_accepted)
+                self._proposers[source].observe(*counts)
+                self._arbiter.note(source, *counts)
             if judgement.hit:
                 self._use_up(len(judgement.verdict.token_ids))
                 return
@@ -106,6 +108,10 @@ class Chain:
 
     def note(self, judgement: Judgement) -> None:
         """Nothing to do: `settle` has done it."""
+
+    def explain(self) -> str:
+        """Which source was heard, and why, as a person would say it; nothing where there is one."""
+        return self._arbiter.explain()
 
     def _use_up(self, num_tokens: int) -> None:
         del self._token_ids[:num_tokens]
@@ -162,12 +168,10 @@ class Chain:
         return self._gamma + (self._lead if ahead else min(self._lead, 1))
 
     def _ask(self) -> None:
-        """Find the first source that wants to propose; asked once for each chain."""
+        """Find the source that is to propose; asked once for each chain."""
         if self._asked:
             return
         self._asked = True
-        for source, proposer in enumerate(self._proposers):
-            self._choose(proposer)
-            if self._gamma > 0:
-                self._source = source
-                return
+        for offer in self._arbiter.ranked(self._history):
+            self._source, self._gamma, self._lead = offer.source, offer.gamma, offer.lead
+            return

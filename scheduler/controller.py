@@ -20,6 +20,7 @@ from scheduler.costs import BlockCosts
 from scheduler.decision import Decision, explain
 from scheduler.gamma import IN_TURN, Leads
 from scheduler.overlap_trial import OverlapTrial
+from scheduler.promise import Promise
 from scheduler.settings import check_integer
 from scheduler.speed_model import LaneCosts, RatedPlan, RoundMode, RoundPlan, SpeedModel
 
@@ -142,6 +143,21 @@ class Controller:
     def lead(self) -> int:
         """Tokens worth drafting past the block of the last choice."""
         return self._lead
+
+    @property
+    def promise(self) -> Promise:
+        """What the plan in force is expected to bring; where it is a plain one, what one token to look again would."""
+        decision = self._decision
+        if decision is None:
+            return Promise(acceptance=self.estimate.alpha)
+        plan, trial = decision.plan, decision.plan.gamma == 0
+        if trial and self.max_gamma:
+            plan = RoundPlan(mode=RoundMode.SEQUENTIAL, gamma=1)
+        return Promise(
+            acceptance=decision.alpha,
+            tokens_per_ms=decision.model.tokens_per_ms(plan, decision.alpha),
+            trial=trial,
+        )
 
     @property
     def idle(self) -> bool:

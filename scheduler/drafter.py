@@ -43,7 +43,7 @@ class Drafter:
         Args:
             name: of the loop, before the names of its buffers.
             stream: where they run; may be the target's own.
-            proposers: asked in order, the first one with something to offer is heard.
+            proposers: the one that promises most is heard, the earlier of two that promise the same.
             max_gamma: most tokens of a block.
             leads: how far past a block they may draft.
             residency: where a round's values live; None has them on the host.
@@ -117,6 +117,10 @@ class Drafter:
             self._stream.launch(partial(self._chain.note, judgement), writes=self._buffers, label="note")
             # Takes up the chain's error: it comes back with the next piece, and must not keep a request from beginning.
             self._stream.record()
+
+    def explain(self) -> str:
+        """Which source was heard, and why, in words; nothing where there is one or none."""
+        return self._chain.explain()
 
     def _piece(
         self,

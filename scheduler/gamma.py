@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from scheduler.acceptance import AcceptanceEstimate
+from scheduler.promise import Promise
 from scheduler.settings import check_integer
 
 
@@ -51,6 +53,11 @@ class GammaPolicy(Protocol):
         ...
 
     @property
+    def promise(self) -> Promise:
+        """What the last choice is expected to bring."""
+        ...
+
+    @property
     def idle(self) -> bool:
         """Whether the source is known to be no use for now, so that it need not even read along."""
         ...
@@ -69,14 +76,22 @@ class FixedGamma:
 
     idle = False
 
-    def __init__(self, gamma: int) -> None:
+    def __init__(self, gamma: int, *, prior_alpha: float = 0.5) -> None:
+        """Bind the number.
+
+        Args:
+            gamma: the number.
+            prior_alpha: acceptance rate assumed before the first verdict; it has a say in promises only.
+        """
         check_integer("gamma", gamma, low=0, advice="0 proposes nothing, 4 is a good start")
         self._gamma = gamma
         self._leads = IN_TURN
+        self._estimate = AcceptanceEstimate(prior=prior_alpha)
 
     def begin(self, leads: Leads = IN_TURN) -> None:
         """Note the leads."""
         self._leads = leads
+        self._estimate.begin()
 
     def choose(self) -> int:
         """The fixed number."""
@@ -87,8 +102,15 @@ class FixedGamma:
         """As much as the loop allows."""
         return self._leads.most
 
+    @property
+    def promise(self) -> Promise:
+        """The acceptance alone: nobody told it what a round costs, so what is chosen by it does not depend on time."""
+        return Promise(acceptance=self._estimate.alpha)
+
     def observe(self, num_proposed: int, num_accepted: int) -> None:
-        """Nothing to learn."""
+        """Update the acceptance estimate, which changes promises and not the number."""
+        if num_proposed:
+            self._estimate.observe(num_proposed, num_accepted)
 
     def explain(self) -> str:
         """That nobody chose."""

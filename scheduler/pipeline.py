@@ -67,7 +67,7 @@ class PipelinedLoop:
         Args:
             target: the lane whose distribution is emitted.
             draft_stream: where the proposers run, while the target's stream runs blocks.
-            proposers: asked in order, the first one with something to offer is heard.
+            proposers: the one that promises most is heard, the earlier of two that promise the same.
             max_gamma: most tokens of one block.
             max_lead: most tokens drafted past a block while it is verified.
             min_lead: where this is less, each source's policy chooses a lead between the two; 0 lets it have the lanes
@@ -111,6 +111,10 @@ class PipelinedLoop:
         self._num_awaited = num_awaited
         self._lineage = Lineage()
         self._begun: _Run | None = None
+
+    def explain(self) -> str:
+        """Which source was heard in the last request, and why, in words; nothing where there is one or none."""
+        return self._drafter.explain()
 
     async def prefill(self, request: DecodeRequest) -> PrefillReport:
         """Read the prompt into the target's cache, all but what the first round takes along.

@@ -54,6 +54,10 @@ class DraftSide(Protocol):
         """Launched once the host knows the verdict that was settled last, where settling learns late."""
         ...
 
+    def explain(self) -> str:
+        """Which source was heard, and why, in words; nothing where there is one. Any thread may ask."""
+        ...
+
 
 class Residency(Protocol):
     """Makes the two halves of a loop, which understand each other's values."""

@@ -41,7 +41,7 @@ class SequentialLoop:
         Args:
             target: the lane whose distribution is emitted.
             draft_stream: where the proposers run; may be the target's own.
-            proposers: asked in order, the first one with something to offer is heard.
+            proposers: the one that promises most is heard, the earlier of two that promise the same.
             max_gamma: most tokens of one proposal.
             warmup_tokens: output tokens of each request that are decoded plainly.
             residency: where a round's values live, on the host (None) or on the device.
@@ -49,6 +49,10 @@ class SequentialLoop:
         """
         self._verifier = Verifier(name, target, max_gamma=max_gamma, warmup_tokens=warmup_tokens, residency=residency)
         self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma, residency=residency)
+
+    def explain(self) -> str:
+        """Which source was heard in the last request, and why, in words; nothing where there is one or none."""
+        return self._drafter.explain()
 
     async def prefill(self, request: DecodeRequest) -> PrefillReport:
         """Read the prompt into the target's cache, all but what the first round takes along."""

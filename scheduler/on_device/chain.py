@@ -161,6 +161,10 @@ class DeviceChain:
                 if self._num_left() > 0:
                     self._choose()
 
+    def explain(self) -> str:
+        """Nothing: there is one source."""
+        return ""
+
     @property
     def _rejects(self) -> bool:
         return self._decoding.request.settings.verification is Verification.REJECTION

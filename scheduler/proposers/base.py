@@ -12,6 +12,7 @@ from typing import Protocol
 from scheduler.distribution import SamplingLaw
 from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
+from scheduler.promise import Promise
 from scheduler.round import Proposal
 
 
@@ -30,7 +31,10 @@ class Proposer(Protocol):
 
     @property
     def instant(self) -> bool:
-        """Whether a whole proposal costs microseconds: then a target may as well wait for it."""
+        """Whether a whole proposal costs microseconds: then a target may as well wait for it.
+
+        Such a source scores for itself what it chose to propose and was not asked for (`scheduler.arbiter`).
+        """
         ...
 
     @property
@@ -46,13 +50,19 @@ class Proposer(Protocol):
         """How many tokens after `history` are worth verifying at once; 0 where the source has nothing to offer.
 
         Asked at the start of a chain, so once a round at most; of a source that takes a step for each token, also after
-        each hit. `extend` may come with a longer history than `choose` saw.
+        each hit. `extend` may come with a longer history than `choose` saw, or not at all where another source promises
+        more.
         """
         ...
 
     @property
     def lead(self) -> int:
         """How many tokens past the block of the last choice are worth drafting while it is verified."""
+        ...
+
+    @property
+    def promise(self) -> Promise:
+        """What the last choice is expected to bring, by committed tokens, costs and earlier verdicts alone."""
         ...
 
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:

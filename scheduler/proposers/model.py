@@ -16,6 +16,7 @@ from scheduler.gamma import IN_TURN, GammaPolicy, Leads
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.noise import Purpose
+from scheduler.promise import Promise
 from scheduler.round import Proposal
 from scheduler.settings import Verification
 
@@ -80,6 +81,11 @@ class ModelProposer:
     def lead(self) -> int:
         """What the policy says."""
         return self._policy.lead
+
+    @property
+    def promise(self) -> Promise:
+        """What the policy says."""
+        return self._policy.promise
 
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
         """Catch up with what was written since the last call, in one call, then draw.

@@ -14,6 +14,7 @@ from models.ngram import NgramIndex
 from scheduler.distribution import SamplingLaw
 from scheduler.gamma import IN_TURN, GammaPolicy, Leads
 from scheduler.history import TokenHistory
+from scheduler.promise import Promise
 from scheduler.round import Proposal
 
 _CLASS_LIMITS = (4, 8)
@@ -22,10 +23,10 @@ _CLASS_LIMITS = (4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class _Guess:
-    """The next token as the index saw it in a round that proposed nothing."""
+    """The next tokens as the index saw them, to be scored should they not be proposed."""
 
     position: int
-    token_id: int
+    token_ids: tuple[int, ...]
     policy: GammaPolicy
 
 
@@ -87,10 +88,11 @@ class NgramProposer:
             return 0
         policy = self._policies[sum(match.match_length >= limit for limit in _CLASS_LIMITS)]
         gamma = policy.choose()
+        token_ids = match.tokens
         if gamma > 0:
             self._used, self._lead = policy, policy.lead
-        else:
-            self._guess = _Guess(position=history.length, token_id=match.tokens[0], policy=policy)
+            token_ids = self._index.propose(gamma).tokens
+        self._guess = _Guess(position=history.length, token_ids=token_ids, policy=policy)
         return gamma
 
     @property
@@ -98,8 +100,15 @@ class NgramProposer:
         """What the policy of the match's class says."""
         return self._lead
 
+    @property
+    def promise(self) -> Promise:
+        """What the policy of the match's class says."""
+        return self._used.promise
+
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
         """What followed these tokens where they occurred before; the chain is looked up, but never indexed."""
+        # What is proposed is judged by the target.
+        self._guess = None
         # After a hit the chain goes on without `choose`, so what was committed meanwhile is not indexed yet.
         self._index.extend(history.ids(len(self._index)))
         num_committed = len(self._index)
@@ -134,7 +143,12 @@ class NgramProposer:
         return self._used.explain()
 
     def _settle_guess(self, history: TokenHistory) -> None:
-        """Score the guess of a round that proposed nothing: a class that was given up can return at no cost."""
+        """Score what was not proposed, so that a class can return at no cost: it was given up, or another was heard."""
         guess, self._guess = self._guess, None
-        if guess is not None and history.length > guess.position:
-            guess.policy.observe(1, int(history.ids(guess.position)[0] == guess.token_id))
+        if guess is None or history.length <= guess.position:
+            return
+        followed_by = history.ids(guess.position)[: len(guess.token_ids)]
+        num_right = 0
+        while num_right < len(followed_by) and followed_by[num_right] == guess.token_ids[num_right]:
+            num_right += 1
+        guess.policy.observe(len(followed_by), num_right)

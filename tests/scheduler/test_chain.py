@@ -58,12 +58,13 @@ class TestSources:
         assert drafted.gamma == 2
         assert begun.chain.look_up().proposal.token_ids == ()
 
-    def test_the_first_that_has_something_to_offer_drafts_alone(self) -> None:
+    def test_of_equal_promises_the_first_that_has_something_to_offer_drafts_alone(self) -> None:
         silent, instant, model = ScriptedSource(gamma=0), ScriptedSource(gamma=2, instant=True), ScriptedSource(gamma=4)
         begun = Begun(silent, instant, model)
         assert begun.chain.look_up().proposal.source == 1
         assert begun.steps(2) == []
-        assert model.asked("choose") == model.asked("extend") == silent.asked("extend") == []
+        assert [len(source.asked("choose")) for source in begun.sources] == [1, 1, 1]
+        assert model.asked("extend") == silent.asked("extend") == []
 
     def test_a_model_drafts_where_a_look_up_finds_nothing(self) -> None:
         begun = Begun(ScriptedSource(gamma=0, instant=True), ScriptedSource(gamma=4))

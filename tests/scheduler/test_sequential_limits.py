@@ -21,6 +21,7 @@ from scheduler import (
     Verification,
 )
 from scheduler.gamma import IN_TURN
+from scheduler.promise import Promise
 from tests.support.loops import (
     decode,
     model_proposer,
@@ -285,6 +286,7 @@ class TestCalls:
     async def test_the_time_of_a_draft_that_only_caught_up_counts(self) -> None:
         class Reader:
             name, buffers, instant, max_block, lead = "reader", (), False, 16, 0
+            promise = Promise(acceptance=0.5)
 
             def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None: ...
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scheduler import Generation, Leads, Proposal, SamplingLaw, TokenHistory
 from scheduler.block import Piece
 from scheduler.gamma import IN_TURN
+from scheduler.promise import Promise
 from scheduler.round import Drafted, Judgement, Verdict
 
 
@@ -83,6 +84,7 @@ class ScriptedSource:
     max_block: int = 64
     calls: list[tuple[object, ...]] = field(default_factory=list)
     lead: int = 0
+    promise: Promise = field(default_factory=lambda: Promise(acceptance=0.5))
     errors: dict[str, Exception] = field(default_factory=dict)
     """What a method is to raise, by its name."""
 
