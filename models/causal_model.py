@@ -112,7 +112,15 @@ def check_call(token_ids_T: torch.Tensor, cache: Cache, num_logits: int, *, max_
         raise ValueError(
             f"token_ids_T must be one dimension of int64, got {tuple(token_ids_T.shape)} of {token_ids_T.dtype}"
         )
-    num_tokens = token_ids_T.shape[0]
+    check_call_size(token_ids_T.shape[0], cache, num_logits, max_block=max_block)
+
+
+def check_call_size(num_tokens: int, cache: Cache, num_logits: int, *, max_block: int) -> None:
+    """Refuse a call of so many tokens outside its limits.
+
+    Raises:
+        ValueError: naming what is wrong with the number of tokens or the rows asked for.
+    """
     if not 1 <= num_tokens <= max_block:
         raise ValueError(f"token_ids_T must hold 1 to max_block = {max_block} tokens, got {num_tokens}")
     if not 0 <= num_logits <= num_tokens:

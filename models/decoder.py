@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from models.attention import attend
 from models.block_width import ExactWidths
 from models.call_widths import WIDE_WIDTHS, CallWidths, probe_call_widths
-from models.causal_model import Cache, check_call
+from models.causal_model import Cache, check_call, check_call_size
 from models.config import ModelConfig
 from models.decoder_weights import DecoderWeights, LayerWeights, TensorSource, load_weights
+from models.elementwise import SHARED_OUT, rms_norm, silu
 from models.kv_cache import KEY_BUCKET, KeyValueCache
 from models.linear import MatrixKinds, WeightKind, default_weight_kind
 from models.placement import Placement, place_along, place_at
@@ -36,9 +37,6 @@ from models.scripted_layers import ScriptedLayers, gives_same_bits
 from models.thread_counts import with_present_count
 
 DEFAULT_MAX_BLOCK = 256
-_SHARED_OUT = 32768
-"""Elements from which on torch shares an elementwise operation out among threads (`at::internal::GRAIN_SIZE`)."""
-
 PROBED_LAYERS = 1
 """All layers have the same shapes, so they run the same kernels."""
 
@@ -181,6 +179,16 @@ class Decoder:
         return self._device
 
     @property
+    def feature_size(self) -> int:
+        """Width E of a feature."""
+        return self.config.hidden_size
+
+    @property
+    def packed_weights(self) -> DecoderWeights:
+        """The weights in use, for models that share some of them."""
+        return self._weights
+
+    @property
     def widths(self) -> CallWidths:
         """The widths in use."""
         return self._widths
@@ -242,27 +250,51 @@ class Decoder:
             IndexError: if a token id is not within 0 and `vocab_size` - 1; the cache's length is as it was.
                 A CUDA device cannot say so: it fails for good at its next synchronisation.
         """
-        cache = self._check_call(token_ids_T, cache, num_logits)
-        num_tokens = token_ids_T.shape[0]
-        hidden_blocks = []
-        done = 0
-        for width in self._widths.layers.cover(num_tokens):
-            block_ids_T = token_ids_T[done : done + width]
-            num_real = block_ids_T.shape[0]
-            if num_real < width:
-                # The padding's rows lie beyond the length that is kept: no query ever sees them.
-                block_ids_T = F.pad(block_ids_T, (0, width - num_real))
-            place = self._place_along(cache, cache.length + done, width, self._widths.attention)
-            hidden_TE = self._run_layers(block_ids_T, place, self.config.num_layers, self._scripted_layers)
-            done += num_real
-            if done > num_tokens - num_logits:
-                hidden_blocks.append(hidden_TE[:num_real])
-        # Only now: a call that fails leaves the cache as it was.
-        cache.advance(num_tokens)
-        if num_logits == 0:
-            return torch.empty(0, self.vocab_size, device=self._device)
-        hidden_RE = hidden_blocks[0] if len(hidden_blocks) == 1 else torch.cat(hidden_blocks)
-        return self._logits(hidden_RE[-num_logits:], self._widths.head)
+        cache = self._check_cache(cache)
+        check_call(token_ids_T, cache, num_logits, max_block=self._max_block)
+        hidden_RE = self._run_blocks(self.embed(token_ids_T), cache, num_rows=num_logits)
+        return self._logits(hidden_RE, self._widths.head)
+
+    def forward_with_features(
+        self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `forward` does and returns, and the features of all T tokens.
+
+        See `models.feature_model.FeatureSource`.
+        """
+        check_call(token_ids_T, self._check_cache(cache), num_logits, max_block=self._max_block)
+        return self.forward_embedded(self.embed(token_ids_T), cache, num_logits=num_logits)
+
+    @torch.inference_mode()
+    def forward_embedded(
+        self, hidden_TE: torch.Tensor, cache: Cache, *, num_logits: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append T rows that stand for tokens, such as `embed` gives.
+
+        Args:
+            hidden_TE: float32 on `device`; may be written to.
+            cache: one that this model's `new_cache` made.
+            num_logits: 0 <= num_logits <= T.
+
+        Returns:
+            logits_RV as `forward` gives them, and hidden_TE, float32, after the last layer and before the final norm.
+
+        Raises:
+            ValueError: as `forward` does.
+        """
+        cache = self._check_cache(cache)
+        num_tokens = hidden_TE.shape[0]
+        check_call_size(num_tokens, cache, num_logits, max_block=self._max_block)
+        hidden_TE = self._run_blocks(hidden_TE, cache, num_rows=num_tokens)
+        return self._logits(hidden_TE[num_tokens - num_logits :], self._widths.head), hidden_TE
+
+    def embed(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+        """hidden_TE, float32: the embeddings, which the first layer reads.
+
+        Raises:
+            IndexError: if a token id is not within 0 and `vocab_size` - 1; a CUDA device cannot say so.
+        """
+        return F.embedding(token_ids_T, self._weights.embedding_VE).float()
 
     @torch.inference_mode()
     def forward_at(
@@ -293,15 +325,30 @@ class Decoder:
             group_size=self._group_size,
             sliding_window=self.config.sliding_window,
         )
-        hidden_TE = self._run_layers(token_ids_T, place, self.config.num_layers)
-        if num_logits == 0:
-            return torch.empty(0, self.vocab_size, device=self._device)
-        return self._logits(hidden_TE[-num_logits:], ExactWidths((num_logits,)))
+        hidden_TE = self._run_layers(self.embed(token_ids_T), place, self.config.num_layers)
+        return self._logits(hidden_TE[hidden_TE.shape[0] - num_logits :], ExactWidths((max(1, num_logits),)))
 
-    def _check_call(self, token_ids_T: torch.Tensor, cache: Cache, num_logits: int) -> KeyValueCache:
-        cache = self._check_cache(cache)
-        check_call(token_ids_T, cache, num_logits, max_block=self._max_block)
-        return cache
+    def _run_blocks(self, hidden_TE: torch.Tensor, cache: KeyValueCache, *, num_rows: int) -> torch.Tensor:
+        """Run all layers over rows behind the cache's length and count them; hidden_RE of the last `num_rows`."""
+        num_tokens = hidden_TE.shape[0]
+        cover = self._widths.layers.cover(num_tokens)
+        hidden_blocks = [hidden_TE[:0]]
+        done = 0
+        for width in cover:
+            block_TE = hidden_TE[done : done + width]
+            num_real = block_TE.shape[0]
+            if num_real < width:
+                # The padding's rows lie beyond the length that is kept: no query ever sees them.
+                block_TE = F.pad(block_TE, (0, 0, 0, width - num_real))
+            place = self._place_along(cache, cache.length + done, width, self._widths.attention)
+            block_TE = self._run_layers(block_TE, place, self.config.num_layers, self._scripted_layers)
+            done += num_real
+            if done > num_tokens - num_rows:
+                hidden_blocks.append(block_TE[:num_real])
+        # Only now: a call that fails leaves the cache as it was.
+        cache.advance(num_tokens)
+        hidden_RE = hidden_blocks[-1] if len(hidden_blocks) <= 2 else torch.cat(hidden_blocks)
+        return hidden_RE[hidden_RE.shape[0] - num_rows :]
 
     def _check_cache(self, cache: Cache) -> KeyValueCache:
         config = self.config
@@ -324,13 +371,12 @@ class Decoder:
         )
 
     def _run_layers(
-        self, token_ids_T: torch.Tensor, place: Placement, num_layers: int, scripted: ScriptedLayers | None = None
+        self, hidden_TE: torch.Tensor, place: Placement, num_layers: int, scripted: ScriptedLayers | None = None
     ) -> torch.Tensor:
-        """Write T cache rows, without counting them; returns hidden_TE before the final norm.
+        """Write T cache rows, without counting them; returns `hidden_TE`, changed in place, before the final norm.
 
         `scripted` holds the same layers, to be run in one call where the place allows it.
         """
-        hidden_TE = F.embedding(token_ids_T, self._weights.embedding_VE).float()
         if scripted is not None and place.rows_by_layer is not None:
             scripted.run(hidden_TE, place, place.rows_by_layer)
             return hidden_TE
@@ -341,12 +387,12 @@ class Decoder:
 
     def _attention(self, index: int, layer: LayerWeights, hidden_TE: torch.Tensor, place: Placement) -> None:
         group_size, config = self._group_size, self.config
-        qkv_TO = layer.qkv(_rms_norm(hidden_TE, layer.input_norm_E, self._hidden_eps))
+        qkv_TO = layer.qkv(rms_norm(hidden_TE, layer.input_norm_E, self._hidden_eps))
         num_tokens, num_kv_heads, head_dim = hidden_TE.shape[0], config.num_kv_heads, config.head_dim
         qkv_TGKD = qkv_TO.view(num_tokens, group_size + 2, num_kv_heads, head_dim)
         rotated_TGKD = qkv_TGKD[:, : group_size + 1]
         if layer.head_norm_GKD is not None:
-            rotated_TGKD.copy_(_rms_norm(rotated_TGKD, layer.head_norm_GKD, self._head_eps))
+            rotated_TGKD.copy_(rms_norm(rotated_TGKD, layer.head_norm_GKD, self._head_eps))
         pairs_TGKF2 = rotated_TGKD.view(num_tokens, group_size + 1, num_kv_heads, head_dim // 2, 2)
         torch.view_as_complex(pairs_TGKF2).mul_(place.factors_T11F)
         place.store(index, qkv_TGKD[:, group_size:])
@@ -354,18 +400,20 @@ class Decoder:
         hidden_TE.add_(layer.output(attended_TH))
 
     def _feed_forward(self, layer: LayerWeights, hidden_TE: torch.Tensor) -> None:
-        gate_up_TO = layer.gate_up(_rms_norm(hidden_TE, layer.feedforward_norm_E, self._hidden_eps))
+        gate_up_TO = layer.gate_up(rms_norm(hidden_TE, layer.feedforward_norm_E, self._hidden_eps))
         gate_TF, up_TF = gate_up_TO.chunk(2, dim=-1)
-        hidden_TE.add_(layer.down(_silu(gate_TF).mul_(up_TF)))
+        hidden_TE.add_(layer.down(silu(gate_TF).mul_(up_TF)))
 
     def _logits(self, hidden_RE: torch.Tensor, head_widths: ExactWidths) -> torch.Tensor:
         num_rows = hidden_RE.shape[0]
+        if num_rows == 0:
+            return torch.empty(0, self.vocab_size, device=self._device)
         cover = head_widths.cover(num_rows)
         padding = sum(cover) - num_rows
         if padding:
             hidden_RE = F.pad(hidden_RE, (0, 0, 0, padding))
         blocks = [
-            self._weights.head(_rms_norm(rows_RE, self._weights.final_norm_E, self._hidden_eps))
+            self._weights.head(rms_norm(rows_RE, self._weights.final_norm_E, self._hidden_eps))
             for rows_RE in torch.split(hidden_RE, list(cover))
         ]
         logits_RV = blocks[0] if len(blocks) == 1 else torch.cat(blocks)
@@ -395,7 +443,7 @@ class Decoder:
             self._weights.layers,
             hidden_eps=self._hidden_eps,
             head_eps=self._head_eps,
-            most_elements=_SHARED_OUT - 1,
+            most_elements=SHARED_OUT - 1,
         )
         if scripted is None:
             return None
@@ -405,7 +453,7 @@ class Decoder:
             first: ScriptedLayers | None, token_ids_T: torch.Tensor, cache: KeyValueCache, position: int
         ) -> torch.Tensor:
             place = self._place_along(cache, position, token_ids_T.shape[0], self._widths.attention)
-            return self._run_layers(token_ids_T, place, num_layers, first)
+            return self._run_layers(self.embed(token_ids_T), place, num_layers, first)
 
         same = gives_same_bits(
             functools.partial(run, scripted.first(num_layers)),
@@ -423,7 +471,7 @@ class Decoder:
             token_ids_T: torch.Tensor, cache: KeyValueCache, position: int, attention_widths: ExactWidths
         ) -> torch.Tensor:
             place = self._place_along(cache, position, token_ids_T.shape[0], attention_widths)
-            return self._run_layers(token_ids_T, place, PROBED_LAYERS)
+            return self._run_layers(self.embed(token_ids_T), place, PROBED_LAYERS)
 
         on_cpu, counts = self._device.type == "cpu", with_present_count(thread_counts)
         found = probe_call_widths(
@@ -445,26 +493,3 @@ class Decoder:
             )
         # Elsewhere the host's threads compute nothing, whatever their number.
         return found if on_cpu else dataclasses.replace(found, thread_counts=counts)
-
-
-def _silu(gate_TF: torch.Tensor) -> torch.Tensor:
-    """SiLU in pieces that torch gives to one thread each.
-
-    A larger piece is shared out in the middle of rows, and where a share ends, the elements that do not fill a vector
-    are computed by other code with other last bits: a row would depend on the rows beside it. Other devices have no
-    such shares, and every piece would cost them a launch.
-    """
-    num_rows = max(1, (_SHARED_OUT - 1) // gate_TF.shape[1])
-    if gate_TF.device.type != "cpu" or gate_TF.shape[0] <= num_rows:
-        return F.silu(gate_TF)
-    return torch.cat([F.silu(piece) for piece in torch.split(gate_TF, num_rows)])
-
-
-def _rms_norm(x: torch.Tensor, scaled_weight: torch.Tensor, eps_times_width: torch.Tensor) -> torch.Tensor:
-    """Root mean square norm (https://arxiv.org/abs/1910.07467) over the last dimension.
-
-    Six small operations that each round exactly beat `F.rms_norm` on a CPU at a few rows.
-    """
-    norms: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    norms.mul_(norms).add_(eps_times_width).sqrt_()
-    return x.div(norms).mul_(scaled_weight)

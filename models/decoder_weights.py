@@ -158,6 +158,21 @@ def load_weights(
     )
 
 
+def load_layers(source: TensorSource, kinds: MatrixKinds, device: torch.device) -> tuple[LayerWeights, ...]:
+    """Fuse and pack the layers of `source` alone.
+
+    Args:
+        source: its config says how many; needs neither embedding nor head.
+        kinds: a weight kind for each matrix.
+        device: where the weights shall lie.
+
+    Raises:
+        ValueError: if a kind cannot hold a matrix on this device.
+    """
+    loader = _LayerLoader(source, kinds, device, {})
+    return tuple(loader.layer(index) for index in range(source.config.num_layers))
+
+
 class _LayerLoader:
     def __init__(
         self, source: TensorSource, kinds: MatrixKinds, device: torch.device, input_scales: dict[str, torch.Tensor]

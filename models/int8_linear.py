@@ -19,13 +19,15 @@ import torch
 SMALLEST_MAGNITUDE = 1e-30
 """Stands in for the magnitude of a row of zeros."""
 
+_OLD_WAY = r".*(quantize_per_channel|torch\.ao\.quantization|quantized).*"
+"""A warning whose replacement packs for other kernels."""
+
 
 def _pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.ScriptObject:
     scales_O = (weight_OI.abs().amax(dim=1) / 127).clamp_min(SMALLEST_MAGNITUDE).double()
     zero_points_O = torch.zeros(weight_OI.shape[0], dtype=torch.long)
     with warnings.catch_warnings():
-        # The replacement that this warning names packs for other kernels.
-        warnings.filterwarnings("ignore", message=r".*(quantize_per_channel|torch\.ao\.quantization|quantized).*")
+        warnings.filterwarnings("ignore", message=_OLD_WAY)
         quantised_OI = torch.quantize_per_channel(weight_OI, scales_O, zero_points_O, axis=0, dtype=torch.qint8)
         packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantised_OI, bias_O)
     return packed
@@ -71,3 +73,10 @@ class Int8Linear:
         y_TO: torch.Tensor = self._multiply(x_TI / magnitudes_T1, self.scale, self.zero_point, self.packed)
         y_TO.mul_(magnitudes_T1)
         return y_TO if self.bias_O is None else y_TO.add_(self.bias_O)
+
+    def unpacked(self) -> torch.Tensor:
+        """weight_OI, float32: what the 8-bit numbers stand for."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_OLD_WAY)
+            weight_OI: torch.Tensor = torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
+        return weight_OI

@@ -212,3 +212,40 @@ def pack_linear(
     if kind is WeightKind.FLOAT16:
         return Float16Linear(weight_OI, bias_O)
     return Int8Linear(weight_OI, bias_O)
+
+
+def kind_of(linear: PackedLinear) -> WeightKind:
+    """How a matrix that `pack_linear` made is kept.
+
+    Raises:
+        TypeError: if it comes from elsewhere.
+    """
+    match linear:
+        case Float32Linear():
+            return WeightKind.FLOAT32
+        case HalfLinear():
+            return WeightKind.BFLOAT16 if linear.weight_OI.dtype is torch.bfloat16 else WeightKind.FLOAT16
+        case Float16Linear():
+            return WeightKind.FLOAT16
+        case Int8Linear():
+            return WeightKind.INT8
+    raise TypeError(f"pack_linear makes no {type(linear).__name__}")
+
+
+def unpacked(linear: PackedLinear) -> torch.Tensor:
+    """weight_OI that such a matrix multiplies by, as far as its kind has kept it, in any float dtype.
+
+    An input scale that the weight took up stays in it. May be the weight itself: not to be written to.
+
+    Raises:
+        TypeError: if it comes from elsewhere.
+    """
+    match linear:
+        case Float32Linear() | HalfLinear():
+            return linear.weight_OI
+        case Float16Linear():
+            weight_OI: torch.Tensor = torch.ops.quantized.linear_unpack_fp16(linear.packed)[0]
+            return weight_OI
+        case Int8Linear():
+            return linear.unpacked()
+    raise TypeError(f"pack_linear makes no {type(linear).__name__}")
