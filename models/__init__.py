@@ -21,6 +21,7 @@ from models.errors import (
     SlipstreamError,
     UnsupportedModelError,
 )
+from models.feature_model import FeatureReader, FeatureSource
 from models.free_memory import available_memory
 from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind
 from models.loading import LoadedModel, OpenModel, open_model
@@ -39,6 +40,8 @@ __all__ = [
     "CheckpointError",
     "Decoder",
     "Family",
+    "FeatureReader",
+    "FeatureSource",
     "InsufficientMemoryError",
     "LoadedModel",
     "MissingDependencyError",

@@ -20,6 +20,7 @@ from scheduler.errors import (
     StreamRace,
     TraceMismatchError,
 )
+from scheduler.feature_lane import FeatureLane
 from scheduler.gamma import FixedGamma, GammaPolicy, Leads, expected_tokens
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
@@ -35,7 +36,7 @@ from scheduler.occupancy import (
 from scheduler.on_device import DeviceResidency
 from scheduler.overlap_costs import measure_enqueued_together, measure_together
 from scheduler.pipeline import PipelinedLoop
-from scheduler.proposers import ModelProposer, NgramProposer, Proposer
+from scheduler.proposers import FeatureProposer, ModelProposer, NgramProposer, Proposer
 from scheduler.residency import HostResidency, Residency
 from scheduler.round import (
     DecodeRequest,
@@ -96,6 +97,8 @@ __all__ = [
     "DeviceUnavailableError",
     "Distribution",
     "Event",
+    "FeatureLane",
+    "FeatureProposer",
     "FinishReason",
     "FixedGamma",
     "GammaPolicy",

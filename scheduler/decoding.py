@@ -23,6 +23,8 @@ class Decoding:
     """The output ends at this position, by max_tokens or the context, unless a token ends it before."""
     max_gamma: int
     warmup_tokens: int
+    hands_out_features: bool = False
+    """Whether a draft reads the target's features."""
     counts_on_host: bool = True
     """Whether histories keep the counts that penalties ask for; a device keeps its own."""
 

@@ -9,15 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from scheduler.block import Flight, Piece
 from scheduler.decoding import Decoding
+from scheduler.features import FeatureParcel, Features
 from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
 from scheduler.proposers.base import Proposer
+from scheduler.proposers.feature import FeatureProposer, feature_size_of
 from scheduler.residency import HostResidency, Residency
 from scheduler.round import Drafted, Judgement
-from scheduler.streams.base import Event, Stream
+from scheduler.streams.base import Event, Launch, Stream
 from scheduler.streams.lineage import Generation
 
 _MORE_SLOTS = 6
@@ -61,6 +64,9 @@ class Drafter:
         """Whether any source gives its tokens at once."""
         self.steps = any(not proposer.instant for proposer in self._proposers)
         """Whether any source takes a step for each token."""
+        self.reads_features = feature_size_of(self._proposers) is not None
+        """Whether any source reads the target's features."""
+        self._feature_readers = [proposer for proposer in self._proposers if isinstance(proposer, FeatureProposer)]
         self.max_block = min((proposer.max_block for proposer in self._proposers), default=sys.maxsize)
         """Tokens of a prompt that every source reads at once."""
 
@@ -102,7 +108,7 @@ class Drafter:
             return None
         self._stream.wait(flight.verified)
         self._stream.launch(
-            lambda: self._chain.settle(flight.judged.result()),
+            partial(self._settle, flight.judged),
             reads=(flight.buffer,),
             writes=self._buffers,
             label="settle",
@@ -110,6 +116,31 @@ class Drafter:
         # This event takes up a verdict's error, which the host gets from the flight; a source's own the chain keeps.
         self._stream.record()
         return self._stream.record()
+
+    def take_features(self, parcel: FeatureParcel) -> Event:
+        """Behind the target's stream, give its features to the sources that read them.
+
+        Returns:
+            An event behind it which carries no error.
+        """
+        self._stream.wait(parcel.sent)
+        self._stream.launch(
+            lambda: self._receive(parcel.launch.result()),
+            reads=(parcel.buffer,),
+            writes=self._buffers,
+            label="take features",
+        )
+        self._stream.record()
+        return self._stream.record()
+
+    def _settle(self, judged: Launch[Any]) -> None:
+        if self._feature_readers and isinstance(judgement := judged.result(), Judgement) and judgement.features:
+            self._receive(judgement.features)
+        self._chain.settle(judged.result())
+
+    def _receive(self, features: Features) -> None:
+        for proposer in self._feature_readers:
+            proposer.receive(features)
 
     def note(self, judgement: Judgement) -> None:
         """Tell the chain of the verdict that was settled last, unless it knew as soon as it settled it."""

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 import torch
 
-from models import CausalModel, PositionedCache, PositionedModel, UnsupportedModelError
+from models import CausalModel, FeatureSource, PositionedCache, PositionedModel, UnsupportedModelError
 from scheduler.core_share import CoreShare
 from scheduler.costs import BlockCosts, MachinePace, elapsed_ms
+from scheduler.features import FeatureRecord, Features
 from scheduler.streams.base import Stream
 from scheduler.upload import upload_ids
 
@@ -39,8 +40,9 @@ class Lane:
         capacity: int,
         cores: CoreShare | None = None,
         pace: MachinePace | None = None,
+        keeps_features: bool = False,
     ) -> None:
-        """Allocate the cache.
+        """Allocate the cache, and room for features where they are to be kept.
 
         Args:
             name: prefix of the lane's buffer names.
@@ -49,6 +51,10 @@ class Lane:
             capacity: most tokens the cache holds.
             cores: how many intra-op threads its work gets; None leaves the worker's number as it is.
             pace: what the costs of all lanes of a machine have in common.
+            keeps_features: whether a draft is to have the features of what this lane reads.
+
+        Raises:
+            UnsupportedModelError: if features are to be kept and the model gives none away.
         """
         self.name = name
         self.model = model
@@ -67,11 +73,27 @@ class Lane:
         self._positioned_model = model if isinstance(model, PositionedModel) else None
         self._positioned_cache = self._cache if isinstance(self._cache, PositionedCache) else None
         self._held_ids: list[int] = []
+        self._kept = _KeptFeatures(model, capacity) if keeps_features else None
 
     @property
     def cache_buffer(self) -> str:
         """Name of the cache among a launch's reads and writes."""
         return f"{self.name}.cache"
+
+    @property
+    def features_buffer(self) -> str:
+        """Name of the features likewise."""
+        return f"{self.name}.features"
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Names of all that a call writes."""
+        return (self.cache_buffer,) if self._kept is None else (self.cache_buffer, self.features_buffer)
+
+    @property
+    def kept_feature_size(self) -> int | None:
+        """Width of the features that are kept; None where none are."""
+        return None if self._kept is None else self._kept.source.feature_size
 
     @property
     def num_held(self) -> int:
@@ -99,6 +121,20 @@ class Lane:
         if length < self.num_held:
             self._cache.rollback(length)
             del self._held_ids[length:]
+            if self._kept is not None:
+                self._kept.num_handed_out = min(self._kept.num_handed_out, length)
+
+    def hand_out_features(self) -> Features:
+        """Features of all tokens held that were not handed out before, or have been read anew since.
+
+        Raises:
+            RuntimeError: if the lane keeps none.
+        """
+        if self._kept is None:
+            raise RuntimeError(f"the lane {self.name!r} keeps no features; make it with keeps_features=True")
+        features = self._kept.record.copied(self._kept.num_handed_out, self.num_held)
+        self._kept.num_handed_out = self.num_held
+        return features
 
     def feed(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         """Append tokens to the cache, in blocks that the model takes.
@@ -191,7 +227,7 @@ class Lane:
     def _read(self, token_ids_T: torch.Tensor, held_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
         started_s = time.perf_counter()
         try:
-            logits_RV = self.model.forward(token_ids_T, self._cache, num_logits=num_logits)
+            logits_RV = self._run(token_ids_T, num_logits=num_logits)
         except BaseException:
             self._cache.rollback(min(self._cache.length, self.num_held))
             raise
@@ -200,6 +236,29 @@ class Lane:
             self.note_cost(len(held_ids), elapsed_ms(started_s))
         self._held_ids.extend(held_ids)
         return logits_RV
+
+    def _run(self, token_ids_T: torch.Tensor, *, num_logits: int) -> torch.Tensor:
+        if self._kept is None:
+            return self.model.forward(token_ids_T, self._cache, num_logits=num_logits)
+        logits_RV, features_TE = self._kept.source.forward_with_features(
+            token_ids_T, self._cache, num_logits=num_logits
+        )
+        self._kept.record.write(self.num_held, features_TE)
+        return logits_RV
+
+
+class _KeptFeatures:
+    """Of all tokens that a lane holds, and how many of them were handed out."""
+
+    def __init__(self, model: CausalModel, capacity: int) -> None:
+        if not isinstance(model, FeatureSource):
+            raise UnsupportedModelError(
+                f"{model.name!r} ({type(model).__name__}) does not give its hidden states away, which a "
+                "feature-conditioned draft reads; use a draft that reads tokens alone"
+            )
+        self.source = model
+        self.record = FeatureRecord(capacity, model.feature_size, model.device)
+        self.num_handed_out = 0
 
 
 def _split(token_ids: Sequence[int], width: int) -> list[Sequence[int]]:

@@ -19,15 +19,17 @@ from scheduler.block import Flight
 from scheduler.commit import commit
 from scheduler.decoding import Decoding
 from scheduler.drafter import Drafter
+from scheduler.features import FeatureParcel
 from scheduler.gamma import Leads
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.lookahead import Lookahead
 from scheduler.proposers.base import Proposer
+from scheduler.proposers.feature import feature_size_of
 from scheduler.residency import Residency
 from scheduler.round import DecodeRequest, PrefillReport, RoundReport
 from scheduler.settings import check_integer
-from scheduler.streams.base import Stream
+from scheduler.streams.base import Event, Stream
 from scheduler.streams.lineage import Lineage
 from scheduler.verifier import NUM_VERDICT_SLOTS, Verifier
 
@@ -99,6 +101,7 @@ class PipelinedLoop:
             warmup_tokens=warmup_tokens,
             num_verdict_slots=num_verdict_slots,
             residency=residency,
+            feature_size=feature_size_of(proposers),
         )
         self._drafter = Drafter(
             name,
@@ -119,14 +122,24 @@ class PipelinedLoop:
     async def prefill(self, request: DecodeRequest) -> PrefillReport:
         """Read the prompt into the target's cache, all but what the first round takes along.
 
-        The draft reads it meanwhile, and goes on proposing.
+        The draft reads it meanwhile, and goes on proposing; one that reads features comes behind the target.
         """
         run = self._begin(request)
+
+        def take_features(parcel: FeatureParcel) -> Event:
+            taken = self._drafter.take_features(parcel)
+            if not run.decoding.warming_up(run.history):
+                self._drafter.catch_up(run.lookahead.generation)
+            return taken
+
         try:
-            return await self._verifier.prefill(request)
+            report = await self._verifier.prefill(request, take_features)
         except BaseException:
             self._lineage.retire(run.lookahead.generation)
             raise
+        if self._drafter.reads_features:
+            self._start_chain(run.lookahead)
+        return report
 
     async def rounds(self, request: DecodeRequest) -> AsyncGenerator[RoundReport, None]:
         """Decode a prefilled request; yields a report a round, the last one with the finish reason.
@@ -170,13 +183,17 @@ class PipelinedLoop:
         history = decoding.start_history()
         num_reads = history.length // self._drafter.max_block if self._drafter.steps else 0
         lookahead = Lookahead(
-            self._lineage.begin(), leads=self._leads, num_awaited=self._num_awaited, behind=num_reads > 0
+            self._lineage.begin(),
+            leads=self._leads,
+            num_awaited=self._num_awaited,
+            behind=num_reads > 0 or self._drafter.reads_features,
         )
         self._drafter.begin(decoding, history)
-        if not decoding.warming_up(history):
-            for _ in range(num_reads):
-                self._drafter.catch_up(lookahead.generation)
-        self._start_chain(lookahead)
+        if not self._drafter.reads_features:
+            if not decoding.warming_up(history):
+                for _ in range(num_reads):
+                    self._drafter.catch_up(lookahead.generation)
+            self._start_chain(lookahead)
         self._begun = _Run(decoding=decoding, history=history, lookahead=lookahead)
         return self._begun
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import torch
 
+from scheduler.features import Features
 from scheduler.history import TokenHistory
 from scheduler.settings import SamplingSettings, check_integer
 
@@ -142,6 +143,8 @@ class Judgement:
     kept_length: int
     """Tokens that stay true in a cache which has read past the block: the old history and the accepted part of it."""
     verify_ms: float = 0.0
+    features: Features | None = None
+    """Of the tokens that the target has read and that stand, for a draft that asked for them."""
 
     @property
     def has_guess(self) -> bool:

@@ -13,6 +13,7 @@ from scheduler.commit import commit
 from scheduler.drafter import Drafter
 from scheduler.lane import Lane
 from scheduler.proposers.base import Proposer
+from scheduler.proposers.feature import feature_size_of
 from scheduler.residency import Residency
 from scheduler.round import DecodeRequest, PrefillReport, RoundReport
 from scheduler.streams.base import Stream
@@ -47,7 +48,14 @@ class SequentialLoop:
             residency: where a round's values live, on the host (None) or on the device.
             name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
-        self._verifier = Verifier(name, target, max_gamma=max_gamma, warmup_tokens=warmup_tokens, residency=residency)
+        self._verifier = Verifier(
+            name,
+            target,
+            max_gamma=max_gamma,
+            warmup_tokens=warmup_tokens,
+            residency=residency,
+            feature_size=feature_size_of(proposers),
+        )
         self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma, residency=residency)
 
     def explain(self) -> str:
@@ -56,7 +64,7 @@ class SequentialLoop:
 
     async def prefill(self, request: DecodeRequest) -> PrefillReport:
         """Read the prompt into the target's cache, all but what the first round takes along."""
-        return await self._verifier.prefill(request)
+        return await self._verifier.prefill(request, self._drafter.take_features)
 
     async def rounds(self, request: DecodeRequest) -> AsyncGenerator[RoundReport, None]:
         """Decode a prefilled request; yields a report a round, the last one with the finish reason.

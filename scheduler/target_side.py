@@ -120,6 +120,7 @@ class HostTarget:
             history=history.extended(verdict.token_ids),
             kept_length=kept_length,
             verify_ms=forwarded.elapsed_ms + elapsed_ms(started_s),
+            features=self._lane.hand_out_features() if decoding.hands_out_features else None,
         )
         if generation is not None and not judgement.hit:
             generation.lineage.retire(generation)

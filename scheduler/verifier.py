@@ -7,22 +7,24 @@ how it is read and judged (`scheduler.target_side`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from scheduler.block import BlockPlan, Flight
 from scheduler.decoding import Decoding
 from scheduler.distribution import SamplingLaw
+from scheduler.features import FeatureParcel
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
 from scheduler.residency import HostResidency, Residency
 from scheduler.round import DecodeRequest, Judgement, PrefillReport
 from scheduler.settings import check_integer
-from scheduler.streams.base import Event, Stream, elapsed_between
+from scheduler.streams.base import Event, elapsed_between
 from scheduler.streams.lineage import Generation
 
 Result = TypeVar("Result")
+TakeFeatures = Callable[[FeatureParcel], Event | None]
 
 NUM_VERDICT_SLOTS = 16
 """Verdicts that may wait for a draft that is busy, with a long text perhaps, before the target waits for it."""
@@ -40,6 +42,7 @@ class Verifier:
         warmup_tokens: int,
         num_verdict_slots: int = NUM_VERDICT_SLOTS,
         residency: Residency | None = None,
+        feature_size: int | None = None,
     ) -> None:
         """Bind the lane.
 
@@ -50,12 +53,18 @@ class Verifier:
             warmup_tokens: output tokens of each request that are decoded plainly.
             num_verdict_slots: verdicts that may wait for the draft.
             residency: where a round's values live; None has them on the host.
+            feature_size: width of the features that a draft reads; None where it reads none.
+
+        Raises:
+            ValueError: if a number is outside its limits, or the lane does not keep the features that a draft reads.
         """
         check_integer("max_gamma", max_gamma, low=0, advice="8 is a good limit")
         check_integer("warmup_tokens", warmup_tokens, low=0, advice="0 proposes from the first token on")
         check_integer("num_verdict_slots", num_verdict_slots, low=1, advice=f"{NUM_VERDICT_SLOTS} is the default")
         self._name = name
         self.lane = target
+        _check_features(target, feature_size, residency)
+        self._hands_out_features = feature_size is not None
         self.max_gamma = min(max_gamma, target.model.max_block - 1)
         self._warmup_tokens = warmup_tokens
         self._side = (residency or HostResidency()).target_side(
@@ -93,26 +102,56 @@ class Verifier:
             end=min(len(request.prompt_ids) + request.max_tokens, lane.capacity),
             max_gamma=self.max_gamma,
             warmup_tokens=self._warmup_tokens,
+            hands_out_features=self._hands_out_features,
             counts_on_host=not self._side.learns_late,
         )
 
-    async def prefill(self, request: DecodeRequest) -> PrefillReport:
+    async def prefill(self, request: DecodeRequest, take_features: TakeFeatures | None = None) -> PrefillReport:
         """Read the prompt into the cache, all but what the first round takes along.
 
         Each block is awaited before the next is launched, so that a cancelled request stops after one.
+
+        Args:
+            request: whose prompt it is.
+            take_features: where a draft reads features, gets those of each block as soon as it was launched; returns an
+                event behind the draft's taking them.
         """
         lane, prompt_ids = self.lane, request.prompt_ids
         reader = lane.reader = object()
-        buffers = (lane.cache_buffer,)
-        num_reused = await _value_of(lane.stream, partial(self._resume, prompt_ids[:-1]), "resume", buffers)
+        num_reused = await self._prefill_step(partial(self._resume, prompt_ids[:-1]), "resume", take_features)
         start, width = num_reused, lane.model.max_block
         while len(prompt_ids) - start > width - self.max_gamma:
             block = prompt_ids[start : min(start + width, len(prompt_ids) - 1)]
-            await _value_of(lane.stream, partial(lane.feed, block, num_logits=0), "prefill", buffers)
+            await self._prefill_step(partial(lane.feed, block, num_logits=0), "prefill", take_features)
             start += len(block)
         self.check_reader(reader)
         lane.reader = request
         return PrefillReport(num_prompt_tokens=len(prompt_ids), num_reused_tokens=num_reused)
+
+    async def _prefill_step(self, work: Callable[[], Result], label: str, take_features: TakeFeatures | None) -> Result:
+        lane = self.lane
+        launch = lane.stream.launch(work, writes=lane.buffers, label=label)
+        if take_features is not None and self._hands_out_features:
+            slot, buffer = self._next_slot()
+            handing_out = lane.stream.launch(
+                lane.hand_out_features, writes=(*lane.buffers, buffer), label="hand out features"
+            )
+            parcel = FeatureParcel(launch=handing_out, sent=lane.stream.record(), buffer=buffer)
+            self._settled[slot] = take_features(parcel)
+            await parcel.sent
+        else:
+            await lane.stream.record()
+        return launch.result()
+
+    def _next_slot(self) -> tuple[int, str]:
+        """A slot for a verdict or features, and its buffer's name; what comes next on the stream may write to it."""
+        slot = self._num_flights % len(self._settled)
+        self._num_flights += 1
+        # What this one overwrites must have been taken in by the draft's stream.
+        settled = self._settled[slot]
+        if settled is not None:
+            self.lane.stream.wait(settled)
+        return slot, f"{self._name}.verdict[{slot}]"
 
     def _resume(self, prompt_ids: Sequence[int]) -> int:
         # A draft that reads along is worth no core of its own: it has less to do, and may not even be wanted.
@@ -137,23 +176,17 @@ class Verifier:
         forward = stream.launch(
             partial(self._side.forward, decoding, history, plan),
             reads=block_buffers,
-            writes=(lane.cache_buffer, "target.logits"),
+            writes=(*lane.buffers, "target.logits"),
             label="verify",
         )
         read = stream.record() if self._side.learns_late else None
         if plan.guesses:
             stream.wait(plan.guesses[-1].drafted)
-        slot = self._num_flights % len(self._settled)
-        self._num_flights += 1
-        # The verdict that this one overwrites must have been taken in by the draft's stream.
-        settled = self._settled[slot]
-        if settled is not None:
-            stream.wait(settled)
-        buffer = f"{self._name}.verdict[{slot}]"
+        slot, buffer = self._next_slot()
         judged = stream.launch(
             lambda: self._side.judge(decoding, history, plan, forward.result(), slot, generation),
             reads=("target.logits", *block_buffers, *guess_buffers),
-            writes=(lane.cache_buffer, buffer),
+            writes=(*lane.buffers, buffer),
             label="judge",
         )
         return Flight(judged=judged, verified=stream.record(), buffer=buffer, slot=slot, began=began, read=read)
@@ -173,13 +206,21 @@ class Verifier:
         await flight.verified
         judgement = self._side.outcome(flight.judged.result(), elapsed_between(flight.began, flight.read))
         if self._side.learns_late:
-            self.lane.stream.launch(
-                partial(self._side.confirm, judgement), writes=(self.lane.cache_buffer,), label="confirm"
-            )
+            self.lane.stream.launch(partial(self._side.confirm, judgement), writes=self.lane.buffers, label="confirm")
         return judgement
 
 
-async def _value_of(stream: Stream, work: Callable[[], Result], label: str, writes: Iterable[str]) -> Result:
-    launch = stream.launch(work, writes=writes, label=label)
-    await stream.record()
-    return launch.result()
+def _check_features(target: Lane, feature_size: int | None, residency: Residency | None) -> None:
+    if feature_size is None:
+        return
+    if residency is not None and not isinstance(residency, HostResidency):
+        raise ValueError(
+            "a feature-conditioned draft runs where rounds are on the host, on a CPU, only so far; take a draft that "
+            "reads tokens alone"
+        )
+    if target.kept_feature_size != feature_size:
+        raise ValueError(
+            f"the draft reads features of width {feature_size}, the lane {target.name!r} keeps "
+            f"{'none' if target.kept_feature_size is None else target.kept_feature_size}; make it with "
+            "keeps_features=True, of the target that the draft was made for"
+        )

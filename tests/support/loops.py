@@ -105,11 +105,12 @@ class Rig:
         new_stream: NewStream = thread_stream,
         capacity: int = 512,
         max_gamma: int = 8,
+        keeps_features: bool = False,
         **loop_options: int,
     ) -> None:
         self.target_stream = new_stream("target")
         self.draft_stream = new_stream("draft") if two_streams or pipelined else self.target_stream
-        self.target = Lane("target", target, self.target_stream, capacity=capacity)
+        self.target = Lane("target", target, self.target_stream, capacity=capacity, keeps_features=keeps_features)
         self.proposers = [new(self.draft_stream) for new in new_proposers]
         new_loop = PipelinedLoop if pipelined else SequentialLoop
         self.loop = new_loop(self.target, self.draft_stream, self.proposers, max_gamma=max_gamma, **loop_options)
