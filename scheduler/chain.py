@@ -76,8 +76,7 @@ class Chain:
     def catch_up(self) -> None:
         """Let every source read a part of what it has missed; another one may be asked next."""
         with self._errors.remembered():
-            for proposer in self._proposers:
-                proposer.catch_up(self._history)
+            self._read_along()
 
     def look_up(self, slot: int = 0) -> Drafted:
         """What an instant source has to offer; where a model is to draft instead, or nobody, nothing."""
@@ -145,6 +144,9 @@ class Chain:
         proposer = self._proposers[self._source]
         behind = proposer.is_behind(self._history)
         if proposer.instant is not instant:
+            if not instant:
+                # A model that is passed over for long would have much to read when it is heard again.
+                self._read_along()
             return Drafted(gamma=self._gamma, lead=self._lead, behind=behind)
         num_wanted = min(self._num_welcome(ahead=ahead) - len(self._token_ids), room)
         if num_wanted <= 0:
@@ -172,6 +174,11 @@ class Chain:
         if self._asked:
             return
         self._asked = True
-        for offer in self._arbiter.ranked(self._history):
+        offers = self._arbiter.ranked(self._history)
+        # A source that has yet to read is passed by where another is ready.
+        for offer in sorted(offers, key=lambda offer: self._proposers[offer.source].is_behind(self._history))[:1]:
             self._source, self._gamma, self._lead = offer.source, offer.gamma, offer.lead
-            return
+
+    def _read_along(self) -> None:
+        for proposer in self._proposers:
+            proposer.catch_up(self._history)

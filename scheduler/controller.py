@@ -112,11 +112,14 @@ class Controller:
         self._rounds_off = 0
         self._overlap_trial = OverlapTrial()
         self._lead = 0
+        self._best_tokens: float | None = None
+        self._best_age = 0
 
     def begin(self, leads: Leads = IN_TURN) -> None:
         """Start a request of a loop with these leads."""
         self._leads = leads
         self._decision = None
+        self._best_tokens = None
         self.estimate.begin()
         self._plan()
 
@@ -150,13 +153,13 @@ class Controller:
         decision = self._decision
         if decision is None:
             return Promise(acceptance=self.estimate.alpha)
-        plan, trial = decision.plan, decision.plan.gamma == 0
-        if trial and self.max_gamma:
+        plan = decision.plan
+        if plan.gamma == 0 and self.max_gamma:
             plan = RoundPlan(mode=RoundMode.SEQUENTIAL, gamma=1)
         return Promise(
             acceptance=decision.alpha,
             tokens_per_ms=decision.model.tokens_per_ms(plan, decision.alpha),
-            trial=trial,
+            best_tokens_per_ms=self._best_tokens_per_ms(decision.model),
         )
 
     @property
@@ -207,6 +210,14 @@ class Controller:
         """Whether there is an acceptance rate at which drafting pays."""
         decision = self._decision
         return decision is None or self._decide(decision.model, 1.0).plan.gamma > 0
+
+    def _best_tokens_per_ms(self, model: SpeedModel) -> float:
+        """The speed if every proposal were accepted; only costs change it, and these slowly."""
+        self._best_age += 1
+        if self._best_tokens is None or self._best_age >= _STALE_AFTER:
+            self._best_age = 0
+            self._best_tokens = max(rated.tokens_per_ms for rated in self._decide(model, 1.0).best.values())
+        return self._best_tokens
 
     def _plan(self) -> RoundPlan | None:
         """The plan in force, thought over when it is old."""
