@@ -93,6 +93,8 @@ class Setup:
     """Few, so that the target has to wait for them."""
     warmup_tokens: int
     with_ngram: bool
+    reads_features: bool
+    """Whether the draft reads the target's features."""
     target_block: int
     draft_block: int
     draft_capacity: int
@@ -168,6 +170,8 @@ class Case:
             warmup_tokens=draw.choice((0, 0, 0, draw.randint(1, 4))),
             # On the device a draft is a model.
             with_ngram=draw.random() < 0.2 and self.place is Place.HOST,
+            # Likewise, and one that reads tokens alone.
+            reads_features=self._random("features").random() < 0.4 and self.place is Place.HOST,
             target_block=draw.choice((self.gamma + 1, 16)),
             draft_block=draw.choice((2, 4, 16, 16)),
             draft_capacity=draw.choice((_SMALL_CAPACITY, _CAPACITY, _CAPACITY, _CAPACITY)),

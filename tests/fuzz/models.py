@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 
 import torch
 
+from tests.support.feature_models import GivesFeatures, ReadsFeatures
 from tests.support.positioned_table import PositionedTableModel
 from tests.support.table_model import TableCache, TableModel
 
@@ -63,6 +64,14 @@ class PatternModel(TableModel):
             if index >= num_tokens - num_logits:
                 rows.append(row_after(self._pattern, cache.length, tuple(cache.context(_ORDER))))
         return torch.stack(rows) if rows else torch.empty(0, VOCAB)
+
+
+class FeatureTarget(GivesFeatures, PatternModel):
+    """The target itself, which gives features away."""
+
+
+class FeatureDraft(ReadsFeatures, PatternModel):
+    """A draft that reads them, and proposes as if it did not."""
 
 
 class PositionedPatternModel(PositionedTableModel):

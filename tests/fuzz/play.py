@@ -18,6 +18,7 @@ import torch
 from scheduler import (
     DecodeRequest,
     DeviceResidency,
+    FeatureLane,
     FixedGamma,
     Lane,
     Leads,
@@ -35,7 +36,16 @@ from scheduler.on_device.chain import DeviceChain
 from scheduler.on_device.target import DeviceJudgement
 from scheduler.streams.virtual import VirtualLaunch, VirtualStream
 from tests.fuzz.case import NUM_LAW_TOKENS, Case, Fate, FateKind, Place, Rule, Setup, planned_requests
-from tests.fuzz.models import IMPOSSIBLE_ID, Pattern, PatternModel, PlantedError, PositionedPatternModel
+from tests.fuzz.models import (
+    IMPOSSIBLE_ID,
+    FeatureDraft,
+    FeatureTarget,
+    Pattern,
+    PatternModel,
+    PlantedError,
+    PositionedPatternModel,
+)
+from tests.support.feature_models import CheckedProposer
 from tests.support.loops import Output, ngram_proposer, one_token_decoding
 from tests.support.sequential_cases import check_reports
 
@@ -102,6 +112,10 @@ class WatchedProposer(ModelProposer):
         self._chain_length -= num_proposed
 
 
+class WatchedFeatureProposer(WatchedProposer, CheckedProposer):
+    """The same for a draft that reads features."""
+
+
 class DeviceWatch(WatchedProposer):
     """The same where a chain stays on the device, which asks its source for no tokens."""
 
@@ -143,12 +157,18 @@ class Run:
         self.target_stream = WatchedStream(device.stream("target"))
         self.draft_stream = WatchedStream(device.stream("draft"))
         on_device = case.place is Place.DEVICE
+        reads_features = self.setup.reads_features
         new_model = PositionedPatternModel if on_device else PatternModel
-        self.target_model = new_model(max_block=self.setup.target_block)
-        self.draft_model = new_model(case.pattern, max_block=self.setup.draft_block)
-        self.target = Lane("target", self.target_model, self.target_stream, capacity=_CAPACITY)
-        self.draft = Lane("draft", self.draft_model, self.draft_stream, capacity=self.setup.draft_capacity)
-        self.proposer = (DeviceWatch if on_device else WatchedProposer)(self.draft, case.gamma)
+        new_target, new_draft = (FeatureTarget, FeatureDraft) if reads_features else (new_model, new_model)
+        self.target_model = new_target(max_block=self.setup.target_block)
+        self.draft_model = new_draft(case.pattern, max_block=self.setup.draft_block)
+        self.target = Lane(
+            "target", self.target_model, self.target_stream, capacity=_CAPACITY, keeps_features=reads_features
+        )
+        new_lane = FeatureLane if reads_features else Lane
+        self.draft = new_lane("draft", self.draft_model, self.draft_stream, capacity=self.setup.draft_capacity)
+        new_proposer = WatchedFeatureProposer if reads_features else DeviceWatch if on_device else WatchedProposer
+        self.proposer = new_proposer(self.draft, case.gamma)
         proposers: list[Proposer] = [self.proposer]
         if self.setup.with_ngram:
             proposers.insert(0, ngram_proposer(case.gamma)(self.draft_stream))
@@ -193,6 +213,7 @@ class Run:
         assert output is not None, "the last request is never cut short"
         self._check_lanes([*self.requests[-1].prompt_ids, *output.ids])
         self._check_drafted(played)
+        self._check_features(played)
         played.counts["skipped launches"] += sum(launch.was_skipped for launch in self.draft_stream.launches)
         return played
 
@@ -281,6 +302,14 @@ class Run:
             num_counted <= self.proposer.num_drafted <= num_counted + num_in_flight,
             f"{num_counted} drafted tokens counted of {self.proposer.num_drafted}",
         )
+
+    def _check_features(self, played: Played) -> None:
+        """Whatever was read as a feature is that of the position before, and none of the target's went astray."""
+        if not (isinstance(self.draft_model, FeatureDraft) and isinstance(self.draft, FeatureLane)):
+            return
+        _require(not self.draft_model.wrong, f"features were read that belong elsewhere: {self.draft_model.wrong[:3]}")
+        _require(self.draft.num_missing == 0, f"{self.draft.num_missing} features never came")
+        played.counts["own features"] += self.draft_model.num_own
 
     def _count(self, played: Played, output: Output) -> None:
         played.counts.update(
