@@ -29,3 +29,7 @@ class InsufficientMemoryError(SlipstreamError):
 
 class MissingDependencyError(SlipstreamError, ImportError):
     """An optional package is needed; the message is the pip command that brings it."""
+
+
+class DistillationError(SlipstreamError):
+    """Training a draft cannot go on; what was learnt until the last checkpoint is kept."""

@@ -200,7 +200,7 @@ class Tokenizer:
             TypeError: if a message is no mapping, or a role or content no string.
             ValueError: if there is no template, no message, a key is missing, or the template refuses the messages.
         """
-        return self._encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt))
+        return self.encode_rendered(self.render_chat(messages, add_generation_prompt=add_generation_prompt))
 
     def render_chat(self, messages: Sequence[Mapping[str, object]], *, add_generation_prompt: bool = True) -> str:
         """The text that `encode_chat` encodes; same arguments and errors."""
@@ -212,6 +212,14 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             template_tokens=self._template_tokens,
         )
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of text that a chat template rendered, or a part of it: nothing is added in front.
+
+        Raises:
+            ValueError: if it holds a lone surrogate, which no encoding can carry.
+        """
+        return self._encode(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that form no character become U+FFFD, ids without a token give nothing."""

@@ -1,0 +1,109 @@
+"""All written text as training sees it: batches in an order that only the seed decides.
+
+Owns the duplicates, the held-out part and the token counts. Knows nothing of models.
+
+Shape suffixes: B sequences, T tokens, E hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from models.distill.shard import Shard, is_held_out, read_shard, sequence_keys, shard_paths
+from models.distill.text_kind import TextKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Sequences of equal length."""
+
+    token_ids_BT: torch.Tensor
+    """int64."""
+    features_BTE: torch.Tensor
+    """float32."""
+    log_totals_BT: torch.Tensor
+    """float32."""
+    kinds: tuple[TextKind, ...]
+
+
+class Corpus:
+    """Sequences of a folder's shards, mapped and not read until they are asked for."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        """Sort out copies and the held-out part.
+
+        Raises:
+            ValueError: if nothing is left to train on or to hold out.
+        """
+        self._shards = tuple(shards)
+        self.training: list[tuple[int, int]] = []
+        """Shard and row of each sequence to learn from."""
+        self.held_out: list[tuple[int, int]] = []
+        self.num_copies = 0
+        seen: set[bytes] = set()
+        for number, shard in enumerate(self._shards):
+            for row, key in enumerate(sequence_keys(shard)):
+                if key in seen:
+                    self.num_copies += 1
+                    continue
+                seen.add(key)
+                (self.held_out if is_held_out(key) else self.training).append((number, row))
+        if not self.training or not self.held_out:
+            raise ValueError(
+                f"{len(self.training)} sequences to learn from and {len(self.held_out)} held out are too few; "
+                "have more text written (--tokens)"
+            )
+
+    @classmethod
+    def of(cls, folder: Path) -> Corpus:
+        """The text of a folder.
+
+        Raises:
+            CheckpointError: if a shard is damaged.
+            ValueError: as above.
+        """
+        return cls([read_shard(path) for path in shard_paths(folder)])
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens of every sequence."""
+        return self._shards[0].token_ids_NT.shape[1]
+
+    @property
+    def num_training_tokens(self) -> int:
+        """Tokens to learn from."""
+        return len(self.training) * self.sequence_length
+
+    def token_counts(self, vocab_size: int) -> torch.Tensor:
+        """counts_V, int64, of all text that is not held out."""
+        counts_V = torch.zeros(vocab_size, dtype=torch.int64)
+        for number, row in self.training:
+            counts_V += torch.bincount(self._shards[number].token_ids_NT[row], minlength=vocab_size)
+        return counts_V
+
+    def batch(self, places: Sequence[tuple[int, int]]) -> Batch:
+        """The sequences at these places."""
+        shards = [(self._shards[number], row) for number, row in places]
+        return Batch(
+            token_ids_BT=torch.stack([shard.token_ids_NT[row] for shard, row in shards]).long(),
+            features_BTE=torch.stack([shard.features_NTE[row] for shard, row in shards]).float(),
+            log_totals_BT=torch.stack([shard.log_totals_NT[row] for shard, row in shards]),
+            kinds=tuple(shard.kinds[row] for shard, row in shards),
+        )
+
+    def places_from(self, step: int, *, batch_sequences: int, seed: int) -> Iterator[list[tuple[int, int]]]:
+        """Places of each batch from a step on, without end; each epoch in an order of its own."""
+        size = min(batch_sequences, len(self.training))
+        steps_per_epoch = len(self.training) // size
+        while True:
+            epoch, first = divmod(step, steps_per_epoch)
+            order = list(self.training)
+            random.Random(f"{seed}/{epoch}").shuffle(order)
+            for index in range(first, steps_per_epoch):
+                yield order[index * size : (index + 1) * size]
+                step += 1
