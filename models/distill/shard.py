@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +101,14 @@ def read_shard(path: Path) -> Shard:
 def shard_paths(folder: Path) -> list[Path]:
     """All shards of a folder by number."""
     return sorted(folder.glob("text-*.safetensors"))
+
+
+def remove_abandoned_files(folder: Path) -> None:
+    """Clear what a killed process had half-written; one day is longer than any file takes."""
+    for path in folder.glob(".text-*"):
+        with suppress(FileNotFoundError):  # another process may clear it first
+            if time.time() - path.stat().st_mtime > 86_400:
+                path.unlink()
 
 
 def sequence_keys(shard: Shard) -> Iterator[bytes]:

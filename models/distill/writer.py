@@ -9,6 +9,7 @@ Shape suffixes: B sequences, T tokens, E hidden width, V vocabulary, C chunks of
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import torch
 
@@ -41,8 +42,13 @@ class Writer:
         self._seed = seed
 
     @torch.inference_mode()
-    def write(self, wave: int) -> Shard:
-        """All sequences of a wave, one token of each a step."""
+    def write(self, wave: int, *, on_tokens: Callable[[int], None] = lambda _: None) -> Shard:
+        """All sequences of a wave, one token of each a step.
+
+        Args:
+            wave: its number.
+            on_tokens: told after each step how many tokens it wrote; may raise to give the wave up.
+        """
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + wave)
         numbers = range(wave * self._num_sequences, (wave + 1) * self._num_sequences)
         rows = [_Row(self._seeds, number, self._sequence_length) for number in numbers]
@@ -62,6 +68,7 @@ class Writer:
             log_totals_BT[:, position] = log_totals_B
             next_ids_B = torch.tensor([row.place(drawn) for row, drawn in zip(rows, drawn_B.tolist(), strict=True)])
             temperatures_B = torch.tensor([row.temperature for row in rows])
+            on_tokens(len(rows))
         return Shard(
             token_ids_NT=token_ids_BT.int(),
             features_NTE=features_BTE,

@@ -1,19 +1,17 @@
-"""A folder of written text: what is missing is written, by one worker a core.
+"""A folder of written text: what is missing is written.
 
-Owns the workers, the order of waves and the record of the settings that the text was written with. Knows nothing of
-training.
+Owns which waves are missing and the record of the settings that the text was written with. Knows nothing of processes
+or training.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,8 +20,9 @@ from models.checkpoint import Checkpoint, open_checkpoint
 from models.distill.batched_target import BatchedTarget
 from models.distill.seeds import SeedSource
 from models.distill.settings import WritingSettings
-from models.distill.shard import shard_path, write_shard
+from models.distill.shard import remove_abandoned_files, shard_path
 from models.distill.snippets import file_snippets, standard_library_snippets
+from models.distill.wave_workers import WaveJob, write_here, write_in_processes
 from models.distill.writer import Writer
 from models.errors import CheckpointError
 from models.json_file import read_json_object
@@ -36,10 +35,12 @@ class WritingProgress:
     """How far the writing is."""
 
     num_done: int
+    """Tokens written, those of waves that are not finished included."""
+    num_kept: int
     """Tokens that lie on disk."""
     num_wanted: int
     tokens_per_s: float | None
-    """Of what was written by this call; None before the first wave."""
+    """Of what was written by this call; None before the first token."""
 
 
 def write_text(
@@ -54,20 +55,18 @@ def write_text(
 ) -> None:
     """Write the waves that are not there yet.
 
-    Workers are processes with one intra-op thread each: at these shapes two cores write twice as fast so as by sharing
-    every operation, or one interpreter.
-
     Args:
         folder: of the shards; made if need be.
         source: the target, as `models.open_checkpoint` takes it.
         settings: of the text.
         device: where to write.
         dtype: of matrix products.
-        num_workers: waves written at a time.
-        report: told after each wave.
+        num_workers: waves written at a time, each by a process of its own with one thread.
+        report: told every few seconds.
 
     Raises:
         CheckpointError: if the target cannot be read or a shard cannot be written; all earlier ones are kept.
+        DistillationError: if a worker was killed.
         ValueError: if the folder holds text of other settings or another target, a text file cannot be used, or the
             target has no usable chat template.
     """
@@ -75,71 +74,29 @@ def write_text(
         _check_record(folder, settings, checkpoint.fingerprint)
         # Whatever is wrong with the seeds shall be said here and not by a worker.
         _seed_source(checkpoint, settings)
+    remove_abandoned_files(folder)
     missing = [wave for wave in range(settings.num_waves) if not shard_path(folder, wave).exists()]
     wave_tokens = settings.sequences_per_wave * settings.sequence_length
-    num_done = (settings.num_waves - len(missing)) * wave_tokens
-    num_wanted = settings.num_waves * wave_tokens
-    report(WritingProgress(num_done=num_done, num_wanted=num_wanted, tokens_per_s=None))
+    num_before = (settings.num_waves - len(missing)) * wave_tokens
     started_s = time.monotonic()
-    num_written = 0
-    for _ in _written_waves(folder, source, settings, missing, device=device, dtype=dtype, num_workers=num_workers):
-        num_written += wave_tokens
-        tokens_per_s = num_written / (time.monotonic() - started_s)
-        report(WritingProgress(num_done=num_done + num_written, num_wanted=num_wanted, tokens_per_s=tokens_per_s))
 
+    def tell(num_tokens: int, num_waves: int) -> None:
+        report(
+            WritingProgress(
+                num_done=num_before + num_tokens,
+                num_kept=num_before + num_waves * wave_tokens,
+                num_wanted=settings.num_waves * wave_tokens,
+                tokens_per_s=num_tokens / (time.monotonic() - started_s) if num_tokens else None,
+            )
+        )
 
-def _written_waves(
-    folder: Path,
-    source: str | os.PathLike[str],
-    settings: WritingSettings,
-    waves: Sequence[int],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    num_workers: int,
-) -> Iterator[int]:
-    """Write waves; yields the number of each as it is on disk."""
-    num_workers = min(num_workers, len(waves))
-    if num_workers <= 1:
-        if waves:
-            writer = _new_writer(source, settings, device, dtype)
-        for wave in waves:
-            write_shard(shard_path(folder, wave), writer.write(wave))
-            yield wave
-        return
-    # Not forked: a child must not inherit half of torch's threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        num_workers, mp_context=context, initializer=_begin_worker, initargs=(source, settings, device, dtype)
-    ) as pool:
-        pending = {pool.submit(_write_wave, folder, wave) for wave in waves}
-        try:
-            for finished in as_completed(pending):
-                yield finished.result()
-        finally:
-            for future in pending:
-                future.cancel()
-
-
-_writer: Writer | None = None
-"""A worker process's own."""
-
-
-def _begin_worker(
-    source: str | os.PathLike[str], settings: WritingSettings, device: torch.device, dtype: torch.dtype
-) -> None:
-    global _writer
-    # Ctrl-C reaches every process of the group; the parent says what was interrupted.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    _writer = _new_writer(source, settings, device, dtype)
-
-
-def _write_wave(folder: Path, wave: int) -> int:
-    if _writer is None:
-        raise RuntimeError("the worker has not begun")
-    write_shard(shard_path(folder, wave), _writer.write(wave))
-    return wave
+    tell(0, 0)
+    job = WaveJob(folder=folder, new_writer=partial(_new_writer, source, settings, device, dtype))
+    num_workers = min(num_workers, len(missing))
+    if num_workers > 1:
+        write_in_processes(job, missing, tell, num_workers=num_workers)
+    elif missing:
+        write_here(job, missing, tell)
 
 
 def _new_writer(
