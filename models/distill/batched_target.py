@@ -50,14 +50,24 @@ class BatchedCache:
 class BatchedTarget:
     """A checkpoint's decoder, frozen; matrices in `dtype`, everything between them in float32."""
 
-    def __init__(self, source: TensorSource, *, dtype: torch.dtype, device: torch.device, num_positions: int) -> None:
-        """Read all weights.
+    def __init__(
+        self,
+        source: TensorSource,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_positions: int,
+        with_layers: bool = True,
+    ) -> None:
+        """Read the weights.
 
         Args:
             source: an opened checkpoint of a family that the lean decoder runs.
             dtype: of matrices and cached keys: float32 or bfloat16.
             device: where to run.
             num_positions: longest sequence.
+            with_layers: False leaves out all but embedding, final norm and head, which are what a draft shares; there
+                are no `features` then.
 
         Raises:
             CheckpointError: if a tensor is missing.
@@ -70,7 +80,7 @@ class BatchedTarget:
         self.head_VE = self.embedding_VE if config.tie_embeddings else source.tensor(head).to(device, dtype)
         self.final_norm_E = source.tensor("model.norm.weight").to(device, torch.float32)
         self.rotary = RotaryAngles(config, num_positions, device)
-        self._layers = [self._layer(source, index) for index in range(config.num_layers)]
+        self._layers = [self._layer(source, index) for index in range(config.num_layers if with_layers else 0)]
 
     def _layer(self, source: TensorSource, index: int) -> BatchedLayer:
         with torch.device("meta"):
@@ -91,7 +101,12 @@ class BatchedTarget:
         """features_BTE: the residual stream after the last layer over its root mean square, float32.
 
         Appends to `cache` where there is one; without, the tokens are whole sequences.
+
+        Raises:
+            RuntimeError: if the layers were left out.
         """
+        if not self._layers:
+            raise RuntimeError("this target was read without its layers")
         position = 0 if cache is None else cache.length
         keys: AttentionKeys = WithinCall() if cache is None else cache
         hidden_BTE = F.embedding(token_ids_BT, self.embedding_VE).float()

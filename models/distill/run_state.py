@@ -19,7 +19,7 @@ from models.distill.settings import TrainingSettings
 from models.errors import CheckpointError
 from models.user_cache import write_atomically
 
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +145,12 @@ def load_state(
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(tensors[f"parameter.{name}"])
-                moments = {moment: f"{moment}.{name}" for moment in _MOMENTS}
-                if moments["step"] in tensors:
-                    optimiser.state[parameter] = {moment: tensors[key].clone() for moment, key in moments.items()}
+                if f"step.{name}" in tensors:
+                    # The number of steps stays on the CPU wherever the parameter is, as the optimiser has it.
+                    optimiser.state[parameter] = {
+                        "step": tensors[f"step.{name}"].clone(),
+                        **{moment: tensors[f"{moment}.{name}"].to(parameter.device, copy=True) for moment in _MOMENTS},
+                    }
         history = [
             HistoryPoint(**{**point, "held_out_acceptance": tuple(point["held_out_acceptance"])})
             for point in record["history"]
