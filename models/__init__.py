@@ -13,6 +13,15 @@ from models.causal_model import Cache, CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import Family, ModelConfig, RopeConfig, RopeScaling
 from models.decoder import Decoder
+from models.draft_folder import (
+    DraftDesign,
+    DraftFolder,
+    DraftTarget,
+    is_draft_folder,
+    open_draft,
+    read_draft_description,
+    write_draft,
+)
 from models.errors import (
     CheckpointError,
     InsufficientMemoryError,
@@ -25,11 +34,13 @@ from models.feature_model import FeatureReader, FeatureSource
 from models.free_memory import available_memory
 from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind
 from models.loading import LoadedModel, OpenModel, open_model
-from models.memory import check_memory, estimate_memory
+from models.memory import DistilledSize, check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
 from models.pair import check_pair
 from models.positioned_model import PositionedCache, PositionedModel
 from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET, RandomTensors, random_decoder
+from models.shallow import FeatureDraft, bind_draft
+from models.shipped import has_shipped_drafts, shipped_draft
 from models.tokenizer import Tokenizer
 
 __all__ = [
@@ -39,7 +50,12 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "Decoder",
+    "DistilledSize",
+    "DraftDesign",
+    "DraftFolder",
+    "DraftTarget",
     "Family",
+    "FeatureDraft",
     "FeatureReader",
     "FeatureSource",
     "InsufficientMemoryError",
@@ -64,11 +80,18 @@ __all__ = [
     "UnsupportedModelError",
     "WeightKind",
     "available_memory",
+    "bind_draft",
     "check_memory",
     "check_pair",
     "default_weight_kind",
     "estimate_memory",
+    "has_shipped_drafts",
+    "is_draft_folder",
     "open_checkpoint",
+    "open_draft",
     "open_model",
     "random_decoder",
+    "read_draft_description",
+    "shipped_draft",
+    "write_draft",
 ]

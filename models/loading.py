@@ -17,6 +17,7 @@ from models.causal_model import CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import ModelConfig
 from models.decoder import Decoder
+from models.draft_folder import DraftTarget
 from models.errors import UnsupportedModelError
 from models.linear import WeightKind, default_weight_kind, refuse_unless_supported
 from models.memory import num_parameters
@@ -44,6 +45,8 @@ class OpenModel:
 
     config: ModelConfig | None
     """The lean decoder's shape; None where the transformers adapter will run it."""
+    as_target: DraftTarget | None
+    """What a distilled draft must fit; None likewise."""
     loader: Callable[[tuple[int, ...]], LoadedModel]
     """Reads the weights; takes the thread counts of `load`."""
 
@@ -92,11 +95,13 @@ def open_model(
         with checkpoint:
             yield OpenModel(
                 config=checkpoint.config,
+                as_target=DraftTarget.of(checkpoint),
                 loader=lambda thread_counts: _load_decoder(checkpoint, kind, device, thread_counts),
             )
         return
     yield OpenModel(
         config=None,
+        as_target=None,
         loader=lambda thread_counts: _load_with_transformers(source, refusal, kind, device, thread_counts),
     )
 

@@ -48,6 +48,15 @@ class MemoryEstimate:
         return max(0, num_tokens // KEY_BUCKET * KEY_BUCKET)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DistilledSize:
+    """What a distilled draft has of its own beside its layers, as far as it takes memory."""
+
+    cut_head_size: int | None
+    """Rows of its head; None where it has the target's."""
+    reads_features: bool
+
+
 def num_parameters(config: ModelConfig) -> int:
     """Weights of a decoder; tied embeddings count once."""
     embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
@@ -63,6 +72,7 @@ def estimate_memory(
     target_weights: WeightKind | MatrixKinds = WeightKind.FLOAT16,
     draft: ModelConfig | None = None,
     draft_weights: WeightKind | MatrixKinds | None = None,
+    distilled: DistilledSize | None = None,
     max_block: int = max(WIDE_WIDTHS),
 ) -> MemoryEstimate:
     """Add up weights, both caches and the widest call.
@@ -73,6 +83,7 @@ def estimate_memory(
         target_weights: how the target's matrices are kept.
         draft: the draft's shape; None where no model drafts.
         draft_weights: how the draft's matrices are kept; None where it shares the target's, as early exit does.
+        distilled: what a draft that shares only the embedding has of its own.
         max_block: most tokens of one call.
 
     Raises:
@@ -85,10 +96,15 @@ def estimate_memory(
     weight_bytes = _weight_bytes(target, target_weights)
     if draft is not None and draft_weights is not None:
         weight_bytes += _weight_bytes(draft, draft_weights)
+    if draft is not None and distilled is not None:
+        weight_bytes += _distilled_weight_bytes(draft, target_weights, distilled)
     num_positions = key_length_at(context_length + max(WIDE_WIDTHS) - 1)
     per_token = _cache_bytes_per_token(target, target_weights)
     if draft is not None:
         per_token += _cache_bytes_per_token(draft, target_weights if draft_weights is None else draft_weights)
+    if distilled is not None and distilled.reads_features:
+        # Both lanes keep them.
+        per_token += 2 * _FLOAT32_BYTES * target.hidden_size
     return MemoryEstimate(
         weight_bytes=weight_bytes,
         cache_bytes=num_positions * per_token,
@@ -151,9 +167,6 @@ def _largest_matrix(config: ModelConfig) -> int:
 
 def _weight_bytes(config: ModelConfig, weights: WeightKind | MatrixKinds) -> int:
     kinds = _kinds(weights)
-    layer = sum(
-        _matrix_bytes(shape, getattr(kinds, name)) for name, shape in _layer_matrices(config).items()
-    ) + _FLOAT32_BYTES * (2 * config.hidden_size + _layer_biases(config))
     head_shape = (config.vocab_size, config.hidden_size)
     embedding = _matrix_bytes(
         head_shape, WeightKind.FLOAT32 if kinds.head is WeightKind.FLOAT32 else WeightKind.FLOAT16
@@ -161,7 +174,25 @@ def _weight_bytes(config: ModelConfig, weights: WeightKind | MatrixKinds) -> int
     # FBGEMM's float16 head is a copy. On CUDA a float16 one is not, but better too much than too little.
     shared = config.tie_embeddings and kinds.head in {WeightKind.FLOAT32, WeightKind.BFLOAT16}
     head = 0 if shared else _matrix_bytes(head_shape, kinds.head)
-    return config.num_layers * layer + embedding + head + _FLOAT32_BYTES * config.hidden_size
+    return config.num_layers * _layer_bytes(config, kinds) + embedding + head + _FLOAT32_BYTES * config.hidden_size
+
+
+def _distilled_weight_bytes(config: ModelConfig, weights: WeightKind | MatrixKinds, distilled: DistilledSize) -> int:
+    kinds = _kinds(weights)
+    # Beside int8, a draft's layers are kept in float16.
+    kind = WeightKind.FLOAT16 if kinds.qkv is WeightKind.INT8 else kinds.qkv
+    hidden = config.hidden_size
+    num_bytes = config.num_layers * _layer_bytes(config, MatrixKinds.of(kind))
+    if distilled.cut_head_size is not None:
+        num_bytes += _matrix_bytes((distilled.cut_head_size, hidden), kinds.head)
+    if distilled.reads_features:
+        num_bytes += _matrix_bytes((hidden, 2 * hidden), kind) + 2 * _FLOAT32_BYTES * hidden
+    return num_bytes
+
+
+def _layer_bytes(config: ModelConfig, kinds: MatrixKinds) -> int:
+    matrices = (_matrix_bytes(shape, getattr(kinds, name)) for name, shape in _layer_matrices(config).items())
+    return sum(matrices) + _FLOAT32_BYTES * (2 * config.hidden_size + _layer_biases(config))
 
 
 def _matrix_bytes(shape: tuple[int, int], kind: WeightKind) -> int:

@@ -108,7 +108,7 @@ def _decoder(draft: DraftFolder, target: Decoder, layers: tuple[LayerWeights, ..
     return Decoder(
         draft.config,
         dataclasses.replace(target.packed_weights, layers=layers, head=head),
-        name=draft.name,
+        name=f"{draft.name} (distilled)",
         device=target.device,
         max_block=target.max_block,
         widths=CallWidths(

@@ -188,8 +188,9 @@ _ACTIONS = {
 _LOAD_OPTIONS = {
     "target": _Option(help="model: a folder, a hub id or a GGUF file", metavar="MODEL", default="the demo model"),
     "draft": _Option(
-        help="where proposals come from: ngram, early-exit, early-exit:LAYERS, a model, none, or auto (n-gram, and "
-        "early exit for the demo model); repeatable",
+        help="where proposals come from: ngram, early-exit, early-exit:LAYERS, a distilled draft's folder, a "
+        "model, none, or auto (n-gram, and the draft that came with the project for this model, or else early exit for "
+        "the demo model); repeatable",
         repeatable=True,
     ),
     "mode": _Option(

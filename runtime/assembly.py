@@ -12,23 +12,31 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from models import (
     CausalModel,
     Decoder,
+    DistilledSize,
+    DraftDesign,
+    DraftFolder,
+    FeatureReader,
     LoadedModel,
     ModelConfig,
     OpenModel,
     UnsupportedModelError,
     available_memory,
+    bind_draft,
     check_memory,
     check_pair,
     default_weight_kind,
     estimate_memory,
+    open_draft,
     open_model,
 )
 from models.demo import demo_weights
-from runtime.draft_spec import AUTO_DRAFT, DraftKind, DraftSpec
+from runtime.draft_choice import sources_on, wanted_sources
+from runtime.draft_spec import DraftKind, DraftSpec
 from runtime.engine import Engine, close_streams, decoding_loops
 from runtime.load_settings import LoadSettings, Mode
 from runtime.overlap_watch import OverlapWatch
@@ -36,6 +44,8 @@ from runtime.placement import Placement, place
 from scheduler import (
     Controller,
     CoreShare,
+    FeatureLane,
+    FeatureProposer,
     FixedGamma,
     GammaPolicy,
     Lane,
@@ -53,8 +63,16 @@ from scheduler import (
 DEFAULT_CONTEXT_LENGTH = 8192
 _EARLY_EXIT_SHARE = 5
 """Early exit takes one layer in this many unless told otherwise."""
-_PRIOR_ALPHA = {DraftKind.NGRAM: 0.5, DraftKind.EARLY_EXIT: 0.3, DraftKind.MODEL: 0.6}
+_PRIOR_ALPHA = {
+    DraftKind.NGRAM: 0.5,
+    DraftKind.EARLY_EXIT: 0.3,
+    DraftKind.MODEL: 0.6,
+    DraftKind.DISTILLED: 0.45,
+}
 """Acceptance rate assumed before the first verdict."""
+
+_OpenDraft = OpenModel | DraftFolder | None
+"""None where a source has no file of its own."""
 
 _logger = logging.getLogger("slipstream")
 
@@ -67,7 +85,7 @@ async def build_engine(settings: LoadSettings) -> Engine:
         ValueError: if a draft source cannot be had on the device.
         SlipstreamError: as the loading functions of `models`.
     """
-    specs = settings.draft_specs()
+    specs = await wanted_sources(settings)
     placement = await place(settings, specs)
     # Else the first request would take what loading does to the device for others' work.
     loading = contextlib.nullcontext() if placement.probe is None else placement.probe.own_work()
@@ -83,7 +101,7 @@ async def build_engine(settings: LoadSettings) -> Engine:
 
 async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequence[DraftSpec]) -> Engine:
     draft_stream = placement.draft_stream
-    specs = _specs_for(placement, settings, specs)
+    specs = sources_on(placement, settings, specs)
     if placement.enqueues:
         # Launches run where they are made, and loading takes seconds.
         loaded, drafts = await asyncio.to_thread(_launch_loading, settings, specs, placement)
@@ -133,28 +151,6 @@ def _launch_loading(
     return loading, drafting
 
 
-def _specs_for(placement: Placement, settings: LoadSettings, specs: Sequence[DraftSpec]) -> tuple[DraftSpec, ...]:
-    """The sources that can be had there: rounds that stay on a device cannot look anything up on the host.
-
-    Raises:
-        ValueError: if one that cannot be had was asked for by name.
-    """
-    if not placement.enqueues or all(spec.is_model for spec in specs):
-        return tuple(specs)
-    if settings.draft != AUTO_DRAFT:
-        raise ValueError(
-            f"draft 'ngram' looks tokens up on the host, which rounds on {placement.device} never ask; name a draft "
-            "model or 'early-exit' alone, or load with device='cpu'"
-        )
-    kept = tuple(spec for spec in specs if spec.is_model)
-    _logger.warning(
-        "n-gram look-ups are left out on %s%s",
-        placement.device,
-        "" if kept else ", so nothing is drafted: name a draft model, or 'early-exit'",
-    )
-    return kept
-
-
 @dataclass(frozen=True, kw_only=True)
 class _LoadedTarget:
     """The target on its lane, and the drafts' files, still open."""
@@ -163,8 +159,8 @@ class _LoadedTarget:
     lane: Lane
     cores: CoreShare | None
     """What the lane got, which is all of them where its rows would differ with fewer."""
-    drafts: tuple[OpenModel | None, ...]
-    """By source; None where it has no file of its own."""
+    drafts: tuple[_OpenDraft, ...]
+    """By source."""
     files: ExitStack
 
 
@@ -182,7 +178,7 @@ def _load_target(settings: LoadSettings, specs: Sequence[DraftSpec], placement: 
     with ExitStack() as stack:
         source = demo_weights() if settings.target is None else settings.target
         opened = stack.enter_context(open_model(source, weights=settings.weights, device=placement.device))
-        drafts = tuple(_open_draft(spec, settings, placement, stack) for spec in specs)
+        drafts = tuple(_open_draft(spec, settings, placement, opened, stack) for spec in specs)
         _check_memory(settings, placement, opened.config, specs, drafts)
         cores = placement.target_cores
         loaded = opened.load(thread_counts=() if cores is None else {cores.alone, cores.together})
@@ -196,6 +192,7 @@ def _load_target(settings: LoadSettings, specs: Sequence[DraftSpec], placement: 
             capacity=_context_length(settings, loaded.model.context_length),
             cores=cores,
             pace=MachinePace(),
+            keeps_features=any(_reads_features(draft) for draft in drafts),
         )
         lane.measure_costs()
         return _LoadedTarget(target=loaded, lane=lane, cores=cores, drafts=drafts, files=stack.pop_all())
@@ -216,14 +213,18 @@ def _load_drafts(
                 continue
             draft_lane = _draft_lane(draft.model, loaded.lane, placement)
             policy = _policy_factory(spec, settings, _costs_of(loaded.lane, draft_lane), controllers)()
-            proposers.append(ModelProposer(draft_lane, policy, num_shared_ids=draft.num_shared_ids))
+            if isinstance(draft_lane, FeatureLane):
+                proposers.append(FeatureProposer(draft_lane, policy))
+            else:
+                proposers.append(ModelProposer(draft_lane, policy, num_shared_ids=draft.num_shared_ids))
     return _LoadedDrafts(proposers=tuple(proposers), controllers=tuple(controllers), lane=draft_lane)
 
 
 def _draft_lane(model: CausalModel, target: Lane, placement: Placement) -> Lane:
-    lane = Lane(
-        "draft",
-        model,
+    new_lane = (
+        partial(FeatureLane, "draft", model) if isinstance(model, FeatureReader) else partial(Lane, "draft", model)
+    )
+    lane = new_lane(
         placement.draft_stream,
         capacity=min(target.capacity, model.context_length),
         cores=placement.draft_cores,
@@ -242,9 +243,18 @@ def _costs_of(target: Lane, draft: Lane) -> SourceCosts:
     )
 
 
-def _open_draft(spec: DraftSpec, settings: LoadSettings, placement: Placement, stack: ExitStack) -> OpenModel | None:
+def _open_draft(
+    spec: DraftSpec, settings: LoadSettings, placement: Placement, target: OpenModel, stack: ExitStack
+) -> _OpenDraft:
     if spec.source is None:
         return None
+    if spec.kind is DraftKind.DISTILLED:
+        if target.as_target is None:
+            raise UnsupportedModelError(
+                f"the distilled draft {spec.source} needs its target in the lean decoder, but transformers would run "
+                "this one; name another draft"
+            )
+        return open_draft(spec.source, target.as_target)
     return stack.enter_context(open_model(spec.source, weights=settings.weights, device=placement.device))
 
 
@@ -253,7 +263,7 @@ def _check_memory(
     placement: Placement,
     target: ModelConfig | None,
     specs: Sequence[DraftSpec],
-    drafts: Sequence[OpenModel | None],
+    drafts: Sequence[_OpenDraft],
 ) -> None:
     """Refuse before anything large is allocated; models that transformers runs cannot be estimated and pass."""
     if target is None:
@@ -264,7 +274,7 @@ def _check_memory(
             draft_config = draft.config
         elif spec.kind is DraftKind.EARLY_EXIT:
             draft_config = dataclasses.replace(target, num_layers=_num_exit_layers(spec, target))
-    has_own_weights = any(draft is not None for draft in drafts)
+    has_own_weights = any(isinstance(draft, OpenModel) for draft in drafts)
     weights = settings.weights or default_weight_kind(placement.device)
     estimate = estimate_memory(
         target,
@@ -272,12 +282,23 @@ def _check_memory(
         target_weights=weights,
         draft=draft_config,
         draft_weights=weights if has_own_weights else None,
+        distilled=next((_size_of(draft) for draft in drafts if isinstance(draft, DraftFolder)), None),
     )
     available = available_memory(placement.device)
     check_memory(estimate, available)
     if placement.probe is not None:
         # The driver's own count, in which other processes show as soon as they allocate.
         check_admission(max(0, estimate.total_bytes - available.kept_bytes), placement.probe.read())
+
+
+def _size_of(draft: DraftFolder) -> DistilledSize:
+    return DistilledSize(
+        cut_head_size=None if draft.head_token_ids_C is None else draft.head_size, reads_features=_reads_features(draft)
+    )
+
+
+def _reads_features(draft: _OpenDraft) -> bool:
+    return isinstance(draft, DraftFolder) and draft.design is DraftDesign.FEATURE
 
 
 def _context_length(settings: LoadSettings, model_context_length: int) -> int:
@@ -309,14 +330,18 @@ class _DraftModel:
     num_shared_ids: int
 
 
-def _draft_model(spec: DraftSpec, draft: OpenModel | None, loaded_target: _LoadedTarget) -> _DraftModel | None:
+def _draft_model(spec: DraftSpec, draft: _OpenDraft, loaded_target: _LoadedTarget) -> _DraftModel | None:
     if not spec.is_model:
         return None
     target = loaded_target.target
-    if draft is None:
+    if not isinstance(draft, OpenModel):
         if not isinstance(target.model, Decoder):
             raise UnsupportedModelError(f"early exit needs the lean decoder, but transformers runs {target.model.name}")
-        model = target.model.first_layers(_num_exit_layers(spec, target.model.config))
+        model = (
+            target.model.first_layers(_num_exit_layers(spec, target.model.config))
+            if draft is None
+            else bind_draft(draft, target.model)
+        )
         return _DraftModel(model=model, num_shared_ids=model.vocab_size)
     loaded = draft.load()
     report = check_pair(

@@ -68,8 +68,9 @@ class LoadSettings:
     target: str | Path | None = None
     """A folder, a hub id or a GGUF file; None is the demo model."""
     draft: str | Path | Sequence[str | Path] | None = AUTO_DRAFT
-    """`auto` (n-gram, and for the demo model early exit), `none`, `ngram`, `early-exit`, `early-exit:K`, a model,
-    or a list of these; the first one with something to propose is heard."""
+    """`auto` (n-gram, and the distilled draft that came with the project for this target, or else for the demo model
+    early exit), `none`, `ngram`, `early-exit`, `early-exit:K`, the folder of a distilled draft, a model, or a list of
+    these; the first one with something to propose is heard."""
     mode: Mode = Mode.AUTO
     gamma: int | str = ADAPTIVE
     """Tokens proposed a round: a number, or `adaptive` by measured costs and acceptance."""
@@ -167,5 +168,7 @@ class LoadSettings:
         if sum(not spec.is_model for spec in specs) > 1:
             raise ValueError("draft names 'ngram' twice; once is enough")
         if sum(spec.is_model for spec in specs) > 1:
-            raise ValueError("draft may name one of early exit and a draft model, and 'ngram' beside it")
+            raise ValueError(
+                "draft may name one of early exit, a distilled draft and a draft model, and 'ngram' beside it"
+            )
         return () if self.mode is Mode.PLAIN else specs

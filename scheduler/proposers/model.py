@@ -12,6 +12,7 @@ import torch
 
 from scheduler.costs import elapsed_ms
 from scheduler.distribution import SamplingLaw
+from scheduler.errors import NonFiniteLogitsError
 from scheduler.gamma import IN_TURN, GammaPolicy, Leads
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
@@ -112,7 +113,14 @@ class ModelProposer:
         token_ids = list(chain_ids)
         probabilities: list[torch.Tensor] = []
         while True:
-            distribution = law.apply(logits_RV[0, : self._num_shared_ids], history, token_ids)
+            row_V = logits_RV[0, : self._num_shared_ids]
+            try:
+                distribution = law.apply(row_V, history, token_ids)
+            except NonFiniteLogitsError:
+                if not bool((row_V == float("-inf")).any()):
+                    raise
+                # All that a cut head can propose is forbidden here.
+                break
             if not coupled:
                 probabilities.append(distribution.probabilities_V())
             token_ids.append(distribution.draw(law.settings.seed, history.length + len(token_ids), purpose))
