@@ -51,16 +51,25 @@ def file_snippets(paths: Sequence[Path]) -> Snippets:
     """
     prose: list[str] = []
     for path in paths:
-        try:
-            found = list(paragraphs(path.read_text(encoding="utf-8")))
-        except OSError as error:
-            raise ValueError(f"text file {path} cannot be read: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"text file {path} is not UTF-8: {error.reason} at byte {error.start}") from error
+        found = list(paragraphs(read_text_file(path)))
         if not found:
             raise ValueError(f"text file {path} holds no paragraph of at least {FEWEST_CHARACTERS} characters")
         prose.extend(found)
     return Snippets(prose=_distinct(prose), functions=())
+
+
+def read_text_file(path: Path) -> str:
+    """A UTF-8 file.
+
+    Raises:
+        ValueError: if it cannot be read or is none; names it.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"text file {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"text file {path} is not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def paragraphs(text: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ from models.distill.head_loss import HeadLoss, TeacherRows, head_loss
 from models.distill.settings import TrainingSettings
 from models.errors import DistillationError
 
-_PIECE_SEQUENCES = 4
+PIECE_SEQUENCES = 4
 """A batch is always computed in pieces of so many sequences and summed in their order, whoever computes them."""
 
 
@@ -100,7 +100,7 @@ class Trainer:
         Raises:
             DistillationError: if loss or gradient are not finite; the parameters are as they were.
         """
-        pieces = split(batch, _PIECE_SEQUENCES)
+        pieces = split(batch, PIECE_SEQUENCES)
         results = list(self._pool.map(self._gradients, pieces))
         num_rows = sum(piece.token_ids_BT.numel() for piece in pieces)
         loss = math.fsum(result.loss.item() for result, _ in results) / num_rows
@@ -152,7 +152,7 @@ class Trainer:
     @torch.inference_mode()
     def acceptance(self, batches: Sequence[Batch]) -> tuple[float, ...]:
         """Mean of sum min(p, q) over held-out batches, for each of the draft's own steps."""
-        pieces = [piece for batch in batches for piece in split(batch, _PIECE_SEQUENCES)]
+        pieces = [piece for batch in batches for piece in split(batch, PIECE_SEQUENCES)]
         num_sequences = sum(piece.token_ids_BT.shape[0] for piece in pieces)
         shape = (num_sequences, pieces[0].token_ids_BT.shape[1])
         return mean_acceptance(list(self._pool.map(self._judged, pieces)), shape)

@@ -1,0 +1,208 @@
+"""The program: a plan, an estimate or a distillation, and how each of them ends.
+
+Owns the order of things, exit statuses and the wording of results. Knows nothing of how options are written.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from models.checkpoint import open_checkpoint
+from models.distill.arguments import PROGRAM, Arguments, UsageError, parse_arguments
+from models.distill.console import Console, duration_text
+from models.distill.distilling import Distillation, Outcome
+from models.distill.evaluation import Evaluation
+from models.distill.machine import has_bfloat16_units
+from models.distill.needs import Needs, check_needs, needs_of, size_text
+from models.distill.plan import Plan, begin_work, is_finished, make_plan
+from models.distill.speed import Speed, sample_speed
+from models.draft_folder import read_draft_description
+from models.errors import SlipstreamError
+from models.free_memory import available_memory
+
+DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
+"""Exit statuses; the last is that of a shell's child that SIGINT ended."""
+
+_CHARACTERS_PER_TOKEN = 4
+"""Of text that is read, for the estimate."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line, that of the process by default; returns the exit status.
+
+    What is wrong with the usage, the input or the target becomes one line on standard error.
+    """
+    console = Console()
+    given = sys.argv[1:] if argv is None else list(argv)
+    try:
+        arguments = parse_arguments(given)
+        with console.warnings_shown():
+            return _run(arguments, console, command=shlex.join([*PROGRAM.split(), *given]))
+    except UsageError as error:
+        console.error(error)
+        return WRONG_USAGE
+    except KeyboardInterrupt:
+        console.note("interrupted")
+        return INTERRUPTED
+    except (SlipstreamError, TypeError, ValueError, OSError, ImportError) as error:
+        console.error(error)
+        return FAILED
+
+
+def _run(arguments: Arguments, console: Console, *, command: str) -> int:
+    plan = make_plan(arguments)
+    if is_finished(plan):
+        console.note(f"{plan.out} is finished: delete it, or name another --out, to make another draft")
+        making = read_draft_description(plan.out).making
+        console.result(
+            json.dumps({"draft": str(plan.out), "finished_before": True, **making}) if arguments.json else ""
+        )
+        return DONE
+    _tell_plan(plan, console)
+    needs = needs_of(
+        plan.target.config,
+        plan.writing,
+        plan.training,
+        num_read_tokens=_num_read_tokens(plan.read_files),
+        num_workers=plan.num_workers,
+        dtype=plan.dtype,
+    )
+    if arguments.estimate:
+        _estimate(plan, needs, arguments, console)
+        return DONE
+    if not arguments.anyway:
+        _check(plan, needs)
+    begin_work(plan)
+    distillation = Distillation(plan, console, command=command)
+    try:
+        outcome = distillation.run()
+    except KeyboardInterrupt:
+        console.note(
+            f"interrupted while {distillation.stage}; {distillation.kept}; the same command goes on from there, and "
+            f"deleting {plan.work} forgets it"
+        )
+        return INTERRUPTED
+    _show(outcome, plan, arguments, console)
+    return DONE
+
+
+def _tell_plan(plan: Plan, console: Console) -> None:
+    precision = str(plan.dtype).removeprefix("torch.")
+    console.note(
+        f"distilling a {plan.training.design.value} draft of {plan.target.name} on {plan.device.type} in {precision}; "
+        f"work files lie in {plan.work}"
+    )
+    for remark in plan.remarks:
+        console.note(remark)
+    if plan.device.type == "cpu" and plan.dtype is torch.float32 and has_bfloat16_units():
+        console.note("this processor has units for bfloat16: --dtype bfloat16 is about four times faster here")
+
+
+def _check(plan: Plan, needs: Needs) -> None:
+    check_needs(
+        needs,
+        memory=available_memory(plan.device),
+        free_disk_bytes=shutil.disk_usage(_existing(plan.work)).free,
+        present_disk_bytes=_size_of(plan.work),
+    )
+
+
+def _estimate(plan: Plan, needs: Needs, arguments: Arguments, console: Console) -> None:
+    """Print what it takes, and refuse what does not fit.
+
+    Raises:
+        InsufficientMemoryError, DistillationError: as `check_needs` does; what does not fit is not timed either.
+    """
+    if not arguments.anyway:
+        _check(plan, needs)
+    console.note("writing and training for a few seconds ...")
+    with open_checkpoint(plan.source) as checkpoint:
+        speed = sample_speed(
+            checkpoint,
+            plan.writing,
+            plan.training,
+            num_workers=plan.num_workers,
+            device=plan.device,
+            dtype=plan.dtype,
+        )
+    writing_s = _num_written_tokens(plan) / speed.writing_tokens_per_s
+    training_s = _training_s(plan, speed)
+    if arguments.json:
+        record = {
+            **asdict(speed),
+            "writing_s": writing_s,
+            "training_s": training_s,
+            **asdict(needs),
+            "peak_bytes": needs.peak_bytes,
+            "disk_bytes": needs.disk_bytes,
+            "settings": plan.settings(),
+        }
+        console.result(json.dumps(record))
+        return
+    memory = available_memory(plan.device)
+    free = "an unknown amount is free" if memory.num_bytes is None else f"{size_text(memory.num_bytes)} are free"
+    console.result(
+        f"writing   {_num_written_tokens(plan):,} tokens at about {speed.writing_tokens_per_s:,.0f} a second: "
+        f"{duration_text(writing_s)}\n"
+        f"training  at about {speed.training_tokens_per_s:,.0f} tokens a second: {duration_text(training_s)}\n"
+        f"memory    {size_text(needs.writing_bytes)} to write (weights {size_text(needs.weight_bytes)}, caches "
+        f"{size_text(needs.cache_bytes)}), {size_text(needs.training_bytes)} to train; {free}\n"
+        f"disk      {size_text(needs.disk_bytes)} (text {size_text(needs.shard_bytes)}); "
+        f"{size_text(shutil.disk_usage(_existing(plan.work)).free)} are free"
+    )
+
+
+def _training_s(plan: Plan, speed: Speed) -> float:
+    if plan.training.minutes is not None:
+        return plan.training.minutes * 60
+    num_tokens = _num_written_tokens(plan) + _num_read_tokens(plan.read_files)
+    return plan.training.num_epochs * num_tokens / speed.training_tokens_per_s
+
+
+def _num_written_tokens(plan: Plan) -> int:
+    return plan.writing.num_waves * plan.writing.sequences_per_wave * plan.writing.sequence_length
+
+
+def _num_read_tokens(files: Sequence[Path]) -> int:
+    """About."""
+    return sum(path.stat().st_size for path in files if path.is_file()) // _CHARACTERS_PER_TOKEN
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder that is there."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _show(outcome: Outcome, plan: Plan, arguments: Arguments, console: Console) -> None:
+    if arguments.json:
+        console.result(json.dumps({"draft": str(outcome.folder), "finished_before": False, **outcome.making}))
+    elif outcome.evaluation is not None:
+        console.result(_table(outcome.evaluation))
+    console.note(
+        f"the draft lies in {outcome.folder}: python -m runtime --target {shlex.quote(plan.source)} "
+        f"--draft {shlex.quote(str(outcome.folder))}\n"
+        f"text and checkpoints are kept in {plan.work}; delete it if no other draft is to be made from them"
+    )
+
+
+def _table(evaluation: Evaluation) -> str:
+    rows = [f"{'text':8} {'sum min(p, q)':>14} {'greedy':>8} {'shared noise':>13} {'tokens a round':>15}"]
+    groups = {str(kind): figures for kind, figures in evaluation.by_kind.items()} | {"all": evaluation.overall}
+    rows += [
+        f"{name:8} {figures.acceptance:14.3f} {figures.greedy_agreement:8.3f} {figures.shared_noise_agreement:13.3f} "
+        f"{figures.rejection_length:15.2f}"
+        for name, figures in groups.items()
+    ]
+    return "\n".join(rows)
