@@ -28,8 +28,10 @@ from scheduler.proposers.base import Proposer
 _TRIAL_SHARE = 0.02
 """Of its speed that a request may lose to trials of a source."""
 _FIRST_CREDIT = 0.2
-"""Rounds that the first trials may cost: a source that was not judged yet is not far behind by its promise."""
+_LEAST_CREDIT = 0.08
 _MOST_CREDIT = 1.0
+"""Rounds that a trial may cost. It takes some credit even where it promises to cost nothing, since an estimate that is
+as good as the earlier source's by chance is no reason to leave that one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +136,8 @@ class Arbiter:
         """Whether a source is to be heard although another one promises more."""
         if offer is best or self._proposers[offer.source].instant or not offer.promise.could_beat(best.promise):
             return False
-        return self._standings[offer.source].credit >= 1 - offer.promise.ratio(best.promise)
+        cost = 1 - offer.promise.ratio(best.promise)
+        return cost > 0 and self._standings[offer.source].credit >= max(cost, _LEAST_CREDIT)
 
     def _in_words(self, offers: Sequence[Offer], first: Offer) -> str:
         names = [proposer.name for proposer in self._proposers]

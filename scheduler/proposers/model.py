@@ -75,8 +75,10 @@ class ModelProposer:
         self._lane.resume(history.ids()[:-1])
 
     def choose(self, history: TokenHistory) -> int:
-        """What the policy says, as far as the draft's context reaches."""
-        return min(self._policy.choose(), self._lane.capacity - history.length)
+        """What the policy says, as far as the draft's context reaches; nothing behind a token that it does not know."""
+        gamma = min(self._policy.choose(), self._lane.capacity - history.length)
+        # Were it to offer what it then cannot draw, other sources would not be heard.
+        return gamma if gamma <= 0 or max(history.ids(self._lane.num_held), default=0) < self._num_shared_ids else 0
 
     @property
     def lead(self) -> int:
