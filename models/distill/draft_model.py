@@ -10,7 +10,7 @@ C tokens of the head.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -115,6 +115,23 @@ class DraftModel(nn.Module):
 
     def export(self, head_token_ids_C: torch.Tensor | None, *, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Tensors by the names of `models.draft_folder`, copied."""
+        exported = {name: tensor.detach().to(dtype).clone() for name, tensor in self._tensors().items()}
+        if head_token_ids_C is not None:
+            exported[HEAD_TOKEN_IDS] = head_token_ids_C.int().clone()
+        return exported
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take tensors by the names of `models.draft_folder`, such as `DraftFolder.tensors` gives.
+
+        Raises:
+            KeyError: if one is missing.
+        """
+        for name, own in self._tensors().items():
+            own.copy_(tensors[name])
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters, or views of them, by the names of `models.draft_folder`."""
         tensors = {
             f"layers.{index}.{name}": tensor
             for index, layer in enumerate(self.layers)
@@ -125,10 +142,7 @@ class DraftModel(nn.Module):
             tensors[FUSION_EMBEDDING_NORM] = self.embedding_norm_E
             tensors[FUSION_FEATURE_NORM] = self.feature_norm_E
             tensors[FUSION] = self.fusion.weight
-        exported = {name: tensor.detach().to(dtype).clone() for name, tensor in tensors.items()}
-        if head_token_ids_C is not None:
-            exported[HEAD_TOKEN_IDS] = head_token_ids_C.int().clone()
-        return exported
+        return tensors
 
 
 class _KeysByStep:
