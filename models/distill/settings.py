@@ -84,6 +84,9 @@ class TrainingSettings:
     loss: Loss = Loss.FORWARD_KL
     num_own_steps: int = 1
     """FEATURE: how many tokens ahead it is trained to go on by its own features; 1 is none."""
+    own_steps_after: float = 0.5
+    """Share of the training that is spent on the target's features alone: own steps cost as much again each, and a
+    draft that knows little yet learns little from them."""
     own_step_weight: float = 0.7
     """What each further step counts, relative to the one before."""
     patience: int = 8
@@ -109,6 +112,7 @@ class TrainingSettings:
         _check("warmup_share", self.warmup_share, lambda x: 0 <= x < 1, "within 0 and 1, 1 not included")
         _check("weight_decay", self.weight_decay, lambda x: 0 <= x < 1, "within 0 and 1, 1 not included")
         _check("largest_gradient_norm", self.largest_gradient_norm, lambda x: x > 0, "above 0")
+        _check("own_steps_after", self.own_steps_after, lambda x: 0 <= x < 1, "within 0 and 1, 1 not included")
         _check("own_step_weight", self.own_step_weight, lambda x: 0 < x <= 1, "above 0 and at most 1")
         if self.design is DraftDesign.TOKEN and self.num_own_steps > 1:
             raise ValueError(

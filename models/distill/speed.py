@@ -97,7 +97,10 @@ def _training_tokens_per_s(
     )
     trainer = Trainer(draft, target, head_token_ids_C, settings, num_steps=100, num_workers=1, dtype=dtype)
     try:
-        return PIECE_SEQUENCES * sequence_length / _call_s(lambda: trainer.step(batch, 0))
+        # The first and the last part of a training cost differently where own steps come in.
+        first_s, last_s = _call_s(lambda: trainer.step(batch, 0)), _call_s(lambda: trainer.step(batch, 99))
+        share = settings.own_steps_after
+        return PIECE_SEQUENCES * sequence_length / (share * first_s + (1 - share) * last_s)
     finally:
         trainer.close()
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 
@@ -101,7 +102,7 @@ class Trainer:
             DistillationError: if loss or gradient are not finite; the parameters are as they were.
         """
         pieces = split(batch, PIECE_SEQUENCES)
-        results = list(self._pool.map(self._gradients, pieces))
+        results = list(self._pool.map(self._gradients, pieces, repeat(self.num_own_steps(step))))
         num_rows = sum(piece.token_ids_BT.numel() for piece in pieces)
         loss = math.fsum(result.loss.item() for result, _ in results) / num_rows
         gradients = [sum_in_order(parts) / num_rows for parts in zip(*(parts for _, parts in results), strict=True)]
@@ -123,14 +124,19 @@ class Trainer:
             gradient_norm=norm,
         )
 
-    def _gradients(self, piece: Batch) -> tuple[HeadLoss, tuple[torch.Tensor, ...]]:
+    def num_own_steps(self, step: int) -> int:
+        """How many proposals in a row are trained for in that step."""
+        settings = self._settings
+        return settings.num_own_steps if step >= settings.own_steps_after * self.num_steps else 1
+
+    def _gradients(self, piece: Batch, num_own_steps: int) -> tuple[HeadLoss, tuple[torch.Tensor, ...]]:
         with torch.enable_grad():
-            result = self.loss(piece)
+            result = self.loss(piece, num_own_steps)
             return result, torch.autograd.grad(result.loss, self._parameters)
 
-    def loss(self, piece: Batch) -> HeadLoss:
+    def loss(self, piece: Batch, num_own_steps: int) -> HeadLoss:
         """The weighted sum over the piece's rows."""
-        device, num_own_steps = self._target.device, self._settings.num_own_steps
+        device = self._target.device
         token_ids_BT = piece.token_ids_BT.to(device)
         features_BTE = piece.features_BTE.to(device)
         with torch.autocast(device.type, self._dtype, enabled=self._dtype is not torch.float32):
@@ -159,7 +165,7 @@ class Trainer:
 
     def _judged(self, piece: Batch) -> HeadLoss:
         with torch.inference_mode():
-            return self.loss(piece)
+            return self.loss(piece, self._settings.num_own_steps)
 
 
 def mean_acceptance(results: Sequence[HeadLoss], shape_BT: tuple[int, ...]) -> tuple[float, ...]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from models.distill.batched_target import BatchedTarget
-from models.distill.corpus import Corpus
+from models.distill.corpus import Batch, Corpus
 from models.distill.draft_model import DraftModel
 from models.distill.run_state import HistoryPoint, RunState, load_state, save_state, score
 from models.distill.settings import TrainingSettings
@@ -174,6 +174,14 @@ class _Run:
         )
 
 
+def _steps_s(trainer: Trainer, batches: Sequence[Batch], step: int) -> float:
+    """What these batches take, as they would at that step of the training."""
+    started_s = time.monotonic()
+    for batch in batches:
+        trainer.step(batch, step)
+    return time.monotonic() - started_s
+
+
 def _steps_of_epochs(corpus: Corpus, settings: TrainingSettings) -> int:
     size = min(settings.batch_sequences, len(corpus.training))
     return max(1, round(settings.num_epochs * (len(corpus.training) // size)))
@@ -197,10 +205,10 @@ def _steps_in(
         places = corpus.places_from(0, batch_sequences=settings.batch_sequences, seed=settings.seed)
         batches = [corpus.batch(next(places)) for _ in range(_TIMED_STEPS)]
         trainer.step(batches[0], 0)
-        started_s = time.monotonic()
-        for step, batch in enumerate(batches[1:], start=1):
-            trainer.step(batch, step)
-        step_s = (time.monotonic() - started_s) / (_TIMED_STEPS - 1)
+        first_s, last_s = (
+            _steps_s(trainer, batches[1:], step) / (_TIMED_STEPS - 1) for step in (0, trainer.num_steps - 1)
+        )
+        step_s = settings.own_steps_after * first_s + (1 - settings.own_steps_after) * last_s
     finally:
         trainer.close()
     return max(1, round(minutes * 60 / step_s))
