@@ -6,7 +6,7 @@ Owns the lanes and the order of the measurements. Knows nothing of how good the 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -79,7 +79,7 @@ async def measure_draft_costs(
             for index, draft in enumerate(drafts):
                 measured[index].append(await _measured(draft, model, target, draft_stream, settings))
                 report()
-    return [median_costs(models) for models in measured]
+    return with_common_target([median_costs(models) for models in measured])
 
 
 def _load_target(
@@ -136,8 +136,29 @@ def median_costs(models: Sequence[SpeedModel]) -> SpeedModel:
     )
 
 
-def _median_lane(costs: Sequence[LaneCosts]) -> LaneCosts:
+def with_common_target(models: Sequence[SpeedModel]) -> list[SpeedModel]:
+    """The same with one target for all: alone, it costs the same whatever the draft is."""
+    verify_ms = _median_verify_ms([model.alone for model in models])
+    return [
+        SpeedModel(
+            alone=LaneCosts(draft_ms=model.alone.draft_ms, verify_ms=verify_ms),
+            # Company never makes anything faster.
+            together=None if model.together is None else _at_least(model.together, verify_ms),
+        )
+        for model in models
+    ]
+
+
+def _at_least(together: LaneCosts, verify_ms: Mapping[int, float]) -> LaneCosts:
     return LaneCosts(
-        draft_ms=statistics.median(lane.draft_ms for lane in costs),
-        verify_ms={width: statistics.median(lane.verify_ms[width] for lane in costs) for width in costs[0].verify_ms},
+        draft_ms=together.draft_ms,
+        verify_ms={width: max(own_ms, verify_ms[width]) for width, own_ms in together.verify_ms.items()},
     )
+
+
+def _median_lane(costs: Sequence[LaneCosts]) -> LaneCosts:
+    return LaneCosts(draft_ms=statistics.median(lane.draft_ms for lane in costs), verify_ms=_median_verify_ms(costs))
+
+
+def _median_verify_ms(costs: Sequence[LaneCosts]) -> dict[int, float]:
+    return {width: statistics.median(lane.verify_ms[width] for lane in costs) for width in costs[0].verify_ms}

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from models import DraftFolder, DraftTarget, MissingDependencyError, WeightKind, open_checkpoint, open_draft
+from models import DraftFolder, DraftTarget, MissingDependencyError, Tokenizer, WeightKind, open_checkpoint, open_draft
 from models.demo import demo_weights
 from models.distill import (
     HELD_OUT_KINDS,
     BatchedTarget,
     DraftModel,
     Evaluation,
+    HeldOutPrompt,
     TextKind,
     held_out_prompts,
     judge,
@@ -62,9 +63,7 @@ def compare(settings: Settings) -> list[JudgedDraft]:
         target = DraftTarget.of(checkpoint)
         drafts = [open_draft(folder, target) for folder in settings.drafts]
         tokenizer = checkpoint.tokenizer()
-        prompts = held_out_prompts(
-            tokenizer, kinds=settings.kinds, most_tokens=target.config.context_length - settings.num_tokens
-        )
+        prompts = _prompts(tokenizer, settings, most_tokens=target.config.context_length - settings.num_tokens)
         batched = BatchedTarget(
             checkpoint,
             dtype=torch.float32,
@@ -107,6 +106,18 @@ def compare(settings: Settings) -> list[JudgedDraft]:
         )
         for name, draft, evaluation, own_costs in zip(names, drafts, evaluations, costs, strict=True)
     ]
+
+
+def _prompts(tokenizer: Tokenizer, settings: Settings, *, most_tokens: int) -> tuple[HeldOutPrompt, ...]:
+    prompts = held_out_prompts(tokenizer, kinds=settings.kinds, most_tokens=most_tokens)
+    num_all = len(held_out_prompts(tokenizer, kinds=settings.kinds))
+    if len(prompts) < num_all:
+        print(
+            f"{num_all - len(prompts)} of {num_all} prompts are left out: they have more than {most_tokens} tokens, "
+            "and would not fit the target's context with their answers",
+            file=sys.stderr,
+        )
+    return prompts
 
 
 def _trainable(draft: DraftFolder, target: DraftTarget) -> DraftModel:

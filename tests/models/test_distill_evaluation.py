@@ -206,6 +206,16 @@ def proposal_law(
     return logits_V.softmax(-1)
 
 
+@pytest.mark.parametrize("design", DraftDesign)
+def test_a_draft_restored_from_its_tensors_has_the_same_figures(design: DraftDesign) -> None:
+    target, checkpoint = tiny_target()
+    draft, other = draft_of(checkpoint, design), DraftModel(CONFIG, design=design, num_layers=1)
+    answers = answers_of(target)
+    before = judge(other, target, None, answers)
+    other.restore(draft.export(None, dtype=torch.float32))
+    assert judge(other, target, None, answers) == judge(draft, target, None, answers) != before
+
+
 def test_answers_that_are_too_short_are_refused() -> None:
     target, checkpoint = tiny_target()
     answers = answers_of(target, num_tokens=3)
