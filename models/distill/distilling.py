@@ -185,7 +185,8 @@ class Distillation:
         self.stage = "judging"
         self.kept = f"the trained draft is kept in {plan.training_folder}"
         torch.set_num_threads(plan.num_workers)
-        num_positions = min(plan.target.config.context_length, _JUDGED_POSITIONS)
+        config = plan.target.config
+        num_positions = min(config.context_length, config.sliding_window or config.context_length, _JUDGED_POSITIONS)
         num_answer_tokens = min(_ANSWER_TOKENS, num_positions // 2)
         with open_checkpoint(plan.source) as checkpoint:
             prompts = self._prompts(checkpoint.tokenizer(), most_tokens=num_positions - num_answer_tokens)

@@ -88,7 +88,8 @@ def make_plan(arguments: Arguments) -> Plan:
     Raises:
         CheckpointError: if the target cannot be read.
         UnsupportedModelError: if the lean decoder lacks its architecture.
-        ValueError: if a kind of text was asked for that it cannot write, CUDA is not there, or `out` is a file.
+        ValueError: if a kind of text was asked for that it cannot write, or longer ones than it can read, CUDA is not
+            there, or `out` is a file.
     """
     if arguments.out.exists() and not arguments.out.is_dir():
         raise ValueError(f"--out {arguments.out} is a file; name a folder, which is made if need be")
@@ -102,6 +103,7 @@ def make_plan(arguments: Arguments) -> Plan:
             "Qwen3); let a smaller model of the same family propose instead: --draft of python -m runtime"
         ) from error
     with checkpoint:
+        _check_length(arguments.writing.sequence_length, checkpoint)
         writing, remarks = _writable(arguments, checkpoint)
         return Plan(
             source=source,
@@ -174,6 +176,17 @@ def _refuse_difference(beginning: str, found: Mapping[str, object], wanted: Mapp
                 f"{beginning} {name} {found.get(name)!r}, and this run asks for {value!r}; "
                 "use another folder, or the same settings"
             )
+
+
+def _check_length(sequence_length: int, checkpoint: Checkpoint) -> None:
+    config = checkpoint.config
+    # Batched attention knows no window, and within one there is no need to.
+    longest = min(config.context_length, config.sliding_window or config.context_length)
+    if sequence_length > longest:
+        raise ValueError(
+            f"--sequence-length must be at most {longest} for {checkpoint.name}, which reads no further back, "
+            f"got {sequence_length}"
+        )
 
 
 def _writable(arguments: Arguments, checkpoint: Checkpoint) -> tuple[WritingSettings, tuple[str, ...]]:
