@@ -19,7 +19,16 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from models import DraftFolder, DraftTarget, MissingDependencyError, Tokenizer, WeightKind, open_checkpoint, open_draft
+from models import (
+    DraftFolder,
+    DraftTarget,
+    MissingDependencyError,
+    ModelConfig,
+    Tokenizer,
+    WeightKind,
+    open_checkpoint,
+    open_draft,
+)
 from models.demo import demo_weights
 from models.distill import (
     HELD_OUT_KINDS,
@@ -63,7 +72,7 @@ def compare(settings: Settings) -> list[JudgedDraft]:
         target = DraftTarget.of(checkpoint)
         drafts = [open_draft(folder, target) for folder in settings.drafts]
         tokenizer = checkpoint.tokenizer()
-        prompts = _prompts(tokenizer, settings, most_tokens=target.config.context_length - settings.num_tokens)
+        prompts = _prompts(tokenizer, settings, most_tokens=_longest(target.config) - settings.num_tokens)
         batched = BatchedTarget(
             checkpoint,
             dtype=torch.float32,
@@ -106,6 +115,11 @@ def compare(settings: Settings) -> list[JudgedDraft]:
         )
         for name, draft, evaluation, own_costs in zip(names, drafts, evaluations, costs, strict=True)
     ]
+
+
+def _longest(config: ModelConfig) -> int:
+    """Tokens for which attention to all that came before is what the target does."""
+    return min(config.context_length, config.sliding_window or config.context_length)
 
 
 def _prompts(tokenizer: Tokenizer, settings: Settings, *, most_tokens: int) -> tuple[HeldOutPrompt, ...]:

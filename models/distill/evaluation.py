@@ -3,11 +3,10 @@
 Owns the figures by kind of text and their means. Knows nothing of files, plots or speed.
 
 The text is the target's own answer to each prompt (`models.distill.answers`); at each of its tokens the draft is asked
-for what it would have proposed there (`models.distill.proposal_chances`), so that every figure is an expectation over
-all draws that a draft could make.
+for what it would have proposed there (`models.distill.answer_chances`), so that every figure is an expectation over all
+draws that a draft could make.
 
-Shape suffixes: S tokens read, N rows or tokens of an answer, M rows of a chunk, E hidden width, V vocabulary, C tokens
-of the head, K proposals of a round.
+Shape suffixes: N tokens of an answer, M the same of one chance, C tokens of the head, K proposals of a round.
 """
 
 from __future__ import annotations
@@ -16,21 +15,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
+from models.distill.answer_chances import answer_chances
 from models.distill.answers import Answer, write_answers
-from models.distill.batched_target import BatchedTarget, final_head_input
+from models.distill.batched_target import BatchedTarget
 from models.distill.draft_model import DraftModel
 from models.distill.held_out_prompts import HeldOutPrompt
-from models.distill.proposal_chances import ProposalChances, proposal_chances
 from models.distill.round_length import expected_rounds
 from models.distill.text_kind import TextKind
-from models.draft_folder import DraftDesign
 from models.errors import DistillationError
 
 GAMMA = 4
 """Proposals of a round for which lengths are given."""
-_CHUNK_ROWS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +96,6 @@ def evaluate(
     return judge(draft, target, head_token_ids_C, answers, gamma=gamma)
 
 
-@torch.inference_mode()
 def judge(
     draft: DraftModel,
     target: BatchedTarget,
@@ -199,7 +194,7 @@ def _tally(
     answer: Answer,
     gamma: int,
 ) -> None:
-    by_step = _chances(draft, target, head_token_ids_C, answer, gamma)
+    by_step = answer_chances(draft, target, head_token_ids_C, answer, gamma)
     tally.num_tokens += answer.num_tokens
     if answer.greedy:
         greedy_KN = torch.stack([chances.greedy_M for chances in by_step])
@@ -220,59 +215,3 @@ def _mean(values_N: torch.Tensor) -> _Mean:
 def _rounds(chances_KN: torch.Tensor) -> _Mean:
     rounds = expected_rounds(chances_KN)
     return _Mean(total=rounds.num_tokens, count=rounds.num_rounds)
-
-
-def _chances(
-    draft: DraftModel, target: BatchedTarget, head_token_ids_C: torch.Tensor | None, answer: Answer, gamma: int
-) -> list[ProposalChances]:
-    """For each of a round's proposals, the chances at every token of the answer.
-
-    The row at position t of step k reads the token there and foretells the next one, as the k-th proposal of the round
-    whose last known token is at t - k + 1. Rounds that would have begun inside the prompt are among them; nothing asks
-    for these.
-    """
-    features_SE = answer.features_SE.to(target.device)
-    hidden_by_step = _hidden(draft, target, answer.token_ids_T[:-1].to(target.device), features_SE, gamma)
-    rows = slice(answer.num_prompt_tokens - 1, None)
-    next_ids_N = answer.token_ids_T[answer.num_prompt_tokens :].to(target.device)
-    head_CE = target.head_VE
-    if head_token_ids_C is not None:
-        head_token_ids_C = head_token_ids_C.to(target.device)
-        head_CE = head_CE[head_token_ids_C]
-    teacher_NE = features_SE[rows]
-    parts: list[list[ProposalChances]] = []
-    for start in range(0, len(next_ids_N), _CHUNK_ROWS):
-        chunk = slice(start, start + _CHUNK_ROWS)
-        target_logits_MV = target.logits(teacher_NE[chunk])
-        parts.append(
-            [
-                proposal_chances(
-                    target_logits_MV,
-                    F.linear(final_head_input(hidden_SE[rows][chunk], target).to(head_CE.dtype), head_CE).float(),
-                    head_token_ids_C,
-                    next_ids_N[chunk],
-                )
-                for hidden_SE in hidden_by_step
-            ]
-        )
-    by_step = [_joined([part[step] for part in parts]) for step in range(len(hidden_by_step))]
-    # A token draft's rows do not depend on where a round began.
-    return by_step if len(by_step) == gamma else by_step * gamma
-
-
-def _hidden(
-    draft: DraftModel, target: BatchedTarget, token_ids_S: torch.Tensor, features_SE: torch.Tensor, gamma: int
-) -> list[torch.Tensor]:
-    num_steps = gamma if draft.design is DraftDesign.FEATURE else 1
-    with torch.autocast(target.device.type, target.dtype, enabled=target.computes_short):
-        outputs = draft(token_ids_S[None], features_SE[None], target, num_steps=num_steps)
-    return [hidden_BTE[0] for hidden_BTE in outputs]
-
-
-def _joined(parts: Sequence[ProposalChances]) -> ProposalChances:
-    return ProposalChances(
-        overlap_M=torch.cat([part.overlap_M for part in parts]),
-        rejection_M=torch.cat([part.rejection_M for part in parts]),
-        shared_noise_M=torch.cat([part.shared_noise_M for part in parts]),
-        greedy_M=torch.cat([part.greedy_M for part in parts]),
-    )

@@ -148,7 +148,7 @@ def test_figures_are_those_of_a_draft_stepped_token_by_token(
     design: DraftDesign, head: torch.Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each round is stepped as decoding steps it, one call a token; rows of a wrong step or place would show."""
-    monkeypatch.setattr("models.distill.evaluation._CHUNK_ROWS", 5)
+    monkeypatch.setattr("models.distill.answer_chances._CHUNK_ROWS", 5)
     target, checkpoint = tiny_target()
     draft = draft_of(checkpoint, design)
     drawn = next(answer for answer in answers_of(target) if not answer.greedy)
