@@ -363,7 +363,7 @@ def _policy_factory(
     """Makes a source's policies, and notes those that choose."""
     fixed = settings.fixed_gamma
     if fixed is not None and settings.mode is not Mode.AUTO:
-        return lambda: FixedGamma(fixed)
+        return lambda: FixedGamma(fixed, prior_alpha=_PRIOR_ALPHA[spec.kind])
 
     def new_controller() -> Controller:
         controller = Controller(

@@ -19,7 +19,7 @@ class RuntimeDescription:
     target: str
     """Name of the target model."""
     draft: tuple[str, ...]
-    """Names of the draft sources, in the order in which they are asked."""
+    """Names of the draft sources; of two that promise as much, the earlier one is heard."""
     mode: Mode
     gamma: int | str
     """Tokens proposed a round: a number, or `adaptive`."""

@@ -37,7 +37,7 @@ class Engine:
     draft_stream: Stream
     """Where the draft sources run: the target's own stream, or one beside it."""
     proposers: tuple[Proposer, ...]
-    """The draft sources, in the order in which they are asked."""
+    """The draft sources; of two that promise as much, the earlier one is heard."""
     model_sources: frozenset[int]
     """Those that are models; the others' proposals cost nothing, so a low acceptance rate is no fault."""
     weights: WeightKind
@@ -56,7 +56,7 @@ class Engine:
 
     @property
     def draft_names(self) -> tuple[str, ...]:
-        """Names of the draft sources, in the order in which they are asked."""
+        """Names of the draft sources; of two that promise as much, the earlier one is heard."""
         return tuple(proposer.name for proposer in self.proposers)
 
     @property

@@ -70,7 +70,7 @@ class LoadSettings:
     draft: str | Path | Sequence[str | Path] | None = AUTO_DRAFT
     """`auto` (n-gram, and the distilled draft that came with the project for this target, or else for the demo model
     early exit), `none`, `ngram`, `early-exit`, `early-exit:K`, the folder of a distilled draft, a model, or a list of
-    these; the first one with something to propose is heard."""
+    these; the one that promises the most tokens a second is heard."""
     mode: Mode = Mode.AUTO
     gamma: int | str = ADAPTIVE
     """Tokens proposed a round: a number, or `adaptive` by measured costs and acceptance."""
@@ -158,7 +158,7 @@ class LoadSettings:
         return self.max_gamma if self.fixed_gamma is None else self.fixed_gamma
 
     def draft_specs(self) -> tuple[DraftSpec, ...]:
-        """The draft sources in the order in which they are asked."""
+        """The draft sources; of two that promise as much, the earlier one is heard."""
         if self.draft is None:
             return ()
         drafts: object = [self.draft] if isinstance(self.draft, (str, Path)) else self.draft

@@ -48,8 +48,9 @@ class Lookahead:
         self._pace = Pace()
         self._ran_ahead = False
         """Whether the draft had something to do behind the guess while the block was verified."""
-        self._gamma = 0
-        """Tokens worth verifying at once, by the newest piece that has run."""
+        self._gamma: int | None = None
+        """Tokens worth verifying at once, by the newest piece that has run; None before the first one, which the
+        target waits for as for the first token of a block: it might go on alone for long beside a draft that is late."""
         self._behind = behind
         """Whether, by that piece, the draft is still reading: then nothing is expected of it."""
         self._instant = False
@@ -104,7 +105,7 @@ class Lookahead:
         self._together = self._active(room) and self._runs_ahead and not self._instant
         if not room:
             return BlockPlan()
-        size = min(room, self._gamma)
+        size = min(room, self._gamma or 0)
         may_guess = not self._behind and not self._pace.too_slow and (self._lead > 0 or self._num_ready > size)
         stop = len(self._ready)
         num_waiting = self._block_size(room) - self._num_ready
@@ -210,12 +211,13 @@ class Lookahead:
 
     def _block_size(self, room: int) -> int:
         """Tokens of the next block, as far as it can be known."""
-        num_awaited = self._gamma if self._num_awaited is None else self._num_awaited
-        return min(room, max(min(self._num_ready, self._gamma), 0 if self._behind else num_awaited))
+        gamma = 1 if self._gamma is None else self._gamma
+        num_awaited = gamma if self._num_awaited is None else self._num_awaited
+        return min(room, max(min(self._num_ready, gamma), 0 if self._behind else num_awaited))
 
     def _guesses(self, room: int, start: int) -> tuple[Piece, ...]:
         """The pieces to look for a guess in, up to the first step; none where the ready ones hold it."""
-        if self._num_ready > min(room, self._gamma):
+        if self._num_ready > min(room, self._gamma or 0):
             return ()
         for stop, piece in enumerate(self._pieces[start:], start=start + 1):
             if not piece.instant:
