@@ -74,7 +74,7 @@ class BatchedLayer(nn.Module):
         super().__init__()
         self.config = config
         query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        self._qkv_sizes = (query, key, key)
+        self._qkv_sizes = [query, key, key]
         self.input_norm_E = nn.Parameter(torch.ones(config.hidden_size))
         self.qkv = nn.Linear(config.hidden_size, query + 2 * key, bias=config.qkv_bias)
         self.output = nn.Linear(query, config.hidden_size, bias=config.output_bias)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -63,7 +63,7 @@ class Progress:
     def __init__(self, label: str, unit: str) -> None:
         self._label = label
         self._unit = unit
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[NoReturn] | None = None
         self._begun: tuple[float, int] | None = None
         self._next_line_s = 0.0
 
@@ -108,7 +108,7 @@ def duration_text(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def _new_bar(label: str, unit: str, done: int, wanted: int) -> tqdm[None]:
+def _new_bar(label: str, unit: str, done: int, wanted: int) -> tqdm[NoReturn]:
     from tqdm import tqdm
 
     return tqdm(

@@ -63,7 +63,7 @@ def head_loss(
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]  # the base class takes anything
+    def forward(
         ctx: torch.autograd.function.FunctionCtx,
         hidden_KNE: torch.Tensor,
         teacher_NE: torch.Tensor,

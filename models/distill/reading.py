@@ -78,9 +78,11 @@ def read_text(
 def read_sequences(target: BatchedTarget, token_ids_NT: torch.Tensor) -> Shard:
     """What the target makes of sequences that it did not write."""
     features, log_totals = [], []
-    for token_ids_RT in token_ids_NT.split(_CHUNK_SEQUENCES):
+    for token_ids_RT in torch.split(token_ids_NT, _CHUNK_SEQUENCES):
         features_RTE = target.features(token_ids_RT.long().to(target.device))
-        totals = [target.logits(rows).logsumexp(-1).cpu() for rows in features_RTE.flatten(0, 1).split(_CHUNK_ROWS)]
+        totals = [
+            target.logits(rows).logsumexp(-1).cpu() for rows in torch.split(features_RTE.flatten(0, 1), _CHUNK_ROWS)
+        ]
         features.append(features_RTE.half().cpu())
         log_totals.append(torch.cat(totals).view(token_ids_RT.shape))
     return Shard(
