@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from tqdm import tqdm
@@ -140,11 +141,11 @@ def _trainable(draft: DraftFolder, target: DraftTarget) -> DraftModel:
     return model
 
 
-def _progress(total: int, unit: str) -> tqdm[None]:
+def _progress(total: int, unit: str) -> tqdm[NoReturn]:
     return tqdm(total=total, unit=unit, disable=not sys.stderr.isatty(), file=sys.stderr)
 
 
-def _advance(progress: tqdm[None], done: int) -> None:
+def _advance(progress: tqdm[NoReturn], done: int) -> None:
     progress.n = done
     progress.refresh()
 
