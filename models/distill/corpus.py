@@ -28,6 +28,8 @@ class Batch:
     """float32."""
     log_totals_BT: torch.Tensor
     """float32."""
+    asked_BT: torch.Tensor
+    """bool; see `Shard.asked_NT`."""
     kinds: tuple[TextKind, ...]
 
 
@@ -80,10 +82,12 @@ class Corpus:
         return len(self.training) * self.sequence_length
 
     def token_counts(self, vocab_size: int) -> torch.Tensor:
-        """counts_V, int64, of all text that is not held out."""
+        """counts_V, int64, of all tokens that a draft would be asked for in text that is not held out."""
         counts_V = torch.zeros(vocab_size, dtype=torch.int64)
         for number, row in self.training:
-            counts_V += torch.bincount(self._shards[number].token_ids_NT[row], minlength=vocab_size)
+            shard = self._shards[number]
+            wanted_ids = shard.token_ids_NT[row, 1:][shard.asked_NT[row, :-1]]
+            counts_V += torch.bincount(wanted_ids, minlength=vocab_size)
         return counts_V
 
     def batch(self, places: Sequence[tuple[int, int]]) -> Batch:
@@ -93,6 +97,7 @@ class Corpus:
             token_ids_BT=torch.stack([shard.token_ids_NT[row] for shard, row in shards]).long(),
             features_BTE=torch.stack([shard.features_NTE[row] for shard, row in shards]).float(),
             log_totals_BT=torch.stack([shard.log_totals_NT[row] for shard, row in shards]),
+            asked_BT=torch.stack([shard.asked_NT[row] for shard, row in shards]),
             kinds=tuple(shard.kinds[row] for shard, row in shards),
         )
 

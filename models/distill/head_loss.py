@@ -38,6 +38,8 @@ class HeadLoss:
     """Scalar: the sum of all rows' losses times their weights; differentiable."""
     acceptance_K: torch.Tensor
     """sum min(p, q), the chance that a proposal is accepted, summed over the rows with a weight above 0."""
+    num_rows_K: torch.Tensor
+    """float32: how many these are."""
 
 
 def head_loss(
@@ -58,7 +60,7 @@ def head_loss(
     total, acceptance_K = _HeadLoss.apply(  # type: ignore[no-untyped-call]  # torch's stubs
         hidden_KNE, teacher.head_input_NE, teacher.log_totals_N, head_CE, weights_KN, loss
     )
-    return HeadLoss(loss=total, acceptance_K=acceptance_K)
+    return HeadLoss(loss=total, acceptance_K=acceptance_K, num_rows_K=(weights_KN > 0).float().sum(-1))
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -89,7 +89,7 @@ def read_sequences(target: BatchedTarget, token_ids_NT: torch.Tensor) -> Shard:
         token_ids_NT=token_ids_NT,
         features_NTE=torch.cat(features),
         log_totals_NT=torch.cat(log_totals),
-        num_forced_N=torch.full((len(token_ids_NT),), token_ids_NT.shape[1], dtype=torch.int32),
+        asked_NT=torch.ones(token_ids_NT.shape, dtype=torch.bool),
         kinds=(TextKind.TEXT,) * len(token_ids_NT),
     )
 

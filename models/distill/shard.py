@@ -41,8 +41,9 @@ class Shard:
     """float16: the target's residual stream after its last layer over its root mean square, at each token."""
     log_totals_NT: torch.Tensor
     """float32: the logarithm of the sum of exponentials of each token's whole logit row."""
-    num_forced_N: torch.Tensor
-    """int32: how many of the first tokens the target did not write."""
+    asked_NT: torch.Tensor
+    """bool: whether a draft would be asked for the token after this one: whether it is part of an answer, or of text
+    outside of conversations, and not of a question or of what a template puts in between."""
     kinds: tuple[TextKind, ...]
 
     def __len__(self) -> int:
@@ -65,7 +66,7 @@ def write_shard(path: Path, shard: Shard) -> None:
         "token_ids": shard.token_ids_NT.contiguous(),
         "features": shard.features_NTE.contiguous(),
         "log_totals": shard.log_totals_NT.contiguous(),
-        "num_forced": shard.num_forced_N,
+        "asked": shard.asked_NT.contiguous(),
         "kinds": torch.tensor([_KINDS.index(kind) for kind in shard.kinds], dtype=torch.uint8),
     }
     try:
@@ -91,7 +92,7 @@ def read_shard(path: Path) -> Shard:
             token_ids_NT=tensors["token_ids"],
             features_NTE=tensors["features"],
             log_totals_NT=tensors["log_totals"],
-            num_forced_N=tensors["num_forced"],
+            asked_NT=tensors["asked"],
             kinds=tuple(_KINDS[index] for index in tensors["kinds"].tolist()),
         )
     except (OSError, SafetensorError, KeyError, IndexError) as error:

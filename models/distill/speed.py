@@ -93,6 +93,7 @@ def _training_tokens_per_s(
         token_ids_BT=torch.randint(config.vocab_size, shape, generator=generator),
         features_BTE=torch.randn(*shape, config.hidden_size, generator=generator),
         log_totals_BT=torch.full(shape, 20.0),
+        asked_BT=torch.ones(shape, dtype=torch.bool),
         kinds=(TextKind.TEXT,) * PIECE_SEQUENCES,
     )
     trainer = Trainer(draft, target, head_token_ids_C, settings, num_steps=100, num_workers=1, dtype=dtype)

@@ -32,7 +32,7 @@ class StepReport:
     """What one step came to."""
 
     loss: float
-    """A row's mean."""
+    """Mean over the rows that are asked for."""
     acceptance: tuple[float, ...]
     """Mean of sum min(p, q), for each step of `num_own_steps`."""
     gradient_norm: float
@@ -103,7 +103,7 @@ class Trainer:
         """
         pieces = split(batch, PIECE_SEQUENCES)
         results = list(self._pool.map(self._gradients, pieces, repeat(self.num_own_steps(step))))
-        num_rows = sum(piece.token_ids_BT.numel() for piece in pieces)
+        num_rows = max(1, int(batch.asked_BT.sum()))
         loss = math.fsum(result.loss.item() for result, _ in results) / num_rows
         gradients = [sum_in_order(parts) / num_rows for parts in zip(*(parts for _, parts in results), strict=True)]
         norm = torch.nn.utils.get_total_norm(gradients).item()
@@ -120,7 +120,7 @@ class Trainer:
         self.optimiser.step()
         return StepReport(
             loss=loss,
-            acceptance=mean_acceptance([result for result, _ in results], batch.token_ids_BT.shape),
+            acceptance=mean_acceptance([result for result, _ in results]),
             gradient_norm=norm,
         )
 
@@ -141,38 +141,34 @@ class Trainer:
         features_BTE = piece.features_BTE.to(device)
         with torch.autocast(device.type, self._dtype, enabled=self._dtype is not torch.float32):
             outputs = self._draft(token_ids_BT, features_BTE, self._target, num_steps=num_own_steps)
-        hidden_KNE = torch.stack([final_head_input(hidden_BTE, self._target).flatten(0, 1) for hidden_BTE in outputs])
+        # Nobody asks for the other tokens, and the head is half of the work.
+        asked_BT = piece.asked_BT.to(device)
+        hidden_KNE = torch.stack([final_head_input(hidden_BTE[asked_BT], self._target) for hidden_BTE in outputs])
         teacher = TeacherRows(
-            head_input_NE=(features_BTE * self._target.final_norm_E).flatten(0, 1).to(self._head_CE.dtype),
-            log_totals_N=piece.log_totals_BT.to(device).flatten(),
+            head_input_NE=(features_BTE[asked_BT] * self._target.final_norm_E).to(self._head_CE.dtype),
+            log_totals_N=piece.log_totals_BT.to(device)[asked_BT],
         )
-        places_T = torch.arange(token_ids_BT.shape[1], device=device)
-        weights_KN = torch.stack(
-            [
-                ((places_T >= step).float() * self._settings.own_step_weight**step).repeat(token_ids_BT.shape[0])
-                for step in range(num_own_steps)
-            ]
-        )
+        places_N = asked_BT.nonzero()[:, 1]
+        weight = self._settings.own_step_weight
+        weights_KN = torch.stack([(places_N >= step).float() * weight**step for step in range(num_own_steps)])
         return head_loss(hidden_KNE, teacher, self._head_CE, weights_KN, loss=self._settings.loss)
 
     @torch.inference_mode()
     def acceptance(self, batches: Sequence[Batch]) -> tuple[float, ...]:
         """Mean of sum min(p, q) over held-out batches, for each of the draft's own steps."""
         pieces = [piece for batch in batches for piece in split(batch, PIECE_SEQUENCES)]
-        num_sequences = sum(piece.token_ids_BT.shape[0] for piece in pieces)
-        shape = (num_sequences, pieces[0].token_ids_BT.shape[1])
-        return mean_acceptance(list(self._pool.map(self._judged, pieces)), shape)
+        return mean_acceptance(list(self._pool.map(self._judged, pieces)))
 
     def _judged(self, piece: Batch) -> HeadLoss:
         with torch.inference_mode():
             return self.loss(piece, self._settings.num_own_steps)
 
 
-def mean_acceptance(results: Sequence[HeadLoss], shape_BT: tuple[int, ...]) -> tuple[float, ...]:
-    """For each step, over the rows that mean something in it."""
-    num_sequences, length = shape_BT
-    totals = sum_in_order([result.acceptance_K for result in results]).tolist()
-    return tuple(total / (num_sequences * max(1, length - step)) for step, total in enumerate(totals))
+def mean_acceptance(results: Sequence[HeadLoss]) -> tuple[float, ...]:
+    """For each step, over the rows that count in it."""
+    totals_K = sum_in_order([result.acceptance_K for result in results])
+    num_rows_K = sum_in_order([result.num_rows_K for result in results])
+    return tuple((totals_K / num_rows_K.clamp(min=1)).tolist())
 
 
 def split(batch: Batch, num_sequences: int) -> list[Batch]:
@@ -182,6 +178,7 @@ def split(batch: Batch, num_sequences: int) -> list[Batch]:
             token_ids_BT=batch.token_ids_BT[start : start + num_sequences],
             features_BTE=batch.features_BTE[start : start + num_sequences],
             log_totals_BT=batch.log_totals_BT[start : start + num_sequences],
+            asked_BT=batch.asked_BT[start : start + num_sequences],
             kinds=batch.kinds[start : start + num_sequences],
         )
         for start in range(0, batch.token_ids_BT.shape[0], num_sequences)

@@ -57,6 +57,7 @@ class Writer:
         token_ids_BT = torch.zeros(len(rows), length, dtype=torch.int64)
         features_BTE = torch.empty(len(rows), length, config.hidden_size, dtype=torch.float16)
         log_totals_BT = torch.empty(len(rows), length)
+        asked_BT = torch.zeros(len(rows), length, dtype=torch.bool)
         temperatures_B = torch.tensor([row.temperature for row in rows])
         next_ids_B = torch.tensor([row.place(0) for row in rows])
         for position in range(length):
@@ -66,6 +67,7 @@ class Writer:
             features_BTE[:, position] = features_BE.half().cpu()
             drawn_B, log_totals_B = draw(logits_BV, temperatures_B, generator)
             log_totals_BT[:, position] = log_totals_B
+            asked_BT[:, position] = torch.tensor([row.is_asked for row in rows])
             next_ids_B = torch.tensor([row.place(drawn) for row, drawn in zip(rows, drawn_B.tolist(), strict=True)])
             temperatures_B = torch.tensor([row.temperature for row in rows])
             on_tokens(len(rows))
@@ -73,7 +75,7 @@ class Writer:
             token_ids_NT=token_ids_BT.int(),
             features_NTE=features_BTE,
             log_totals_NT=log_totals_BT,
-            num_forced_N=torch.tensor([min(len(row.seed.forced_ids), length) for row in rows], dtype=torch.int32),
+            asked_NT=asked_BT,
             kinds=tuple(row.seed.kind for row in rows),
         )
 
@@ -92,6 +94,11 @@ class _Row:
     @property
     def temperature(self) -> float:
         return 1.0 if self._asks else self.seed.temperature
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether what the target draws now becomes part of an answer."""
+        return not self._forced and not self._asks
 
     def place(self, drawn_id: int) -> int:
         """The token that comes next, where the target has drawn this one."""

@@ -62,12 +62,18 @@ def test_each_epoch_has_every_batch_once_in_an_order_of_its_own() -> None:
     assert next(corpus.places_from(0, batch_sequences=8, seed=2)) != batches[0]
 
 
-def test_counts_leave_out_what_is_held_out() -> None:
-    corpus = Corpus([shard_of(TEXT_NT)])
+def test_counts_leave_out_what_is_held_out_and_what_nobody_asks_for() -> None:
+    shard = shard_of(TEXT_NT)
+    shard.asked_NT[:, :30] = False
+    corpus = Corpus([shard])
     counts_V = corpus.token_counts(100)
-    assert int(counts_V.sum()) == corpus.num_training_tokens == 100 * len(corpus.training)
-    expected_V = sum(torch.bincount(corpus.batch([place]).token_ids_BT[0], minlength=100) for place in corpus.training)
+    # The first token that is asked for follows the thirty-first, and nothing follows the last.
+    assert int(counts_V.sum()) == 69 * len(corpus.training)
+    expected_V = sum(
+        torch.bincount(corpus.batch([place]).token_ids_BT[0, 31:], minlength=100) for place in corpus.training
+    )
     assert torch.equal(counts_V, expected_V)
+    assert corpus.num_training_tokens == 100 * len(corpus.training)
 
 
 def test_too_little_text_is_refused_with_a_way_out() -> None:

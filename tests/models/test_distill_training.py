@@ -233,7 +233,7 @@ def test_a_checkpoint_of_other_text_is_refused(text: Shard, corpus: Corpus, tmp_
         token_ids_NT=text.token_ids_NT[:200],
         features_NTE=text.features_NTE[:200],
         log_totals_NT=text.log_totals_NT[:200],
-        num_forced_N=text.num_forced_N[:200],
+        asked_NT=text.asked_NT[:200],
         kinds=text.kinds[:200],
     )
     with pytest.raises(ValueError, match="text's num_sequences"):

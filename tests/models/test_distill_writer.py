@@ -80,7 +80,9 @@ def test_what_is_noted_is_what_a_reading_gives() -> None:
     features = target.features(written.token_ids_NT.long())
     torch.testing.assert_close(read.log_totals_NT, target.logits(features).logsumexp(-1), atol=1e-4, rtol=0)
     assert written.features_NTE.dtype is torch.float16
-    assert (written.num_forced_N.tolist(), read.num_forced_N.tolist()) == ([2] * 6, [24] * 6)
+    # Of two given tokens the second is no answer to the first.
+    assert written.asked_NT.tolist() == [[False] + [True] * 23] * 6
+    assert bool(read.asked_NT.all())
 
 
 def test_messages_end_and_the_other_side_goes_on() -> None:
@@ -103,17 +105,20 @@ def test_messages_end_and_the_other_side_goes_on() -> None:
     for number, ids in enumerate(shard.token_ids_NT.tolist()):
         seed = seeds.seed(number)
         num_forced = len(seed.forced_ids)
-        assert int(shard.num_forced_N[number]) == num_forced
         assert tuple(ids[:num_forced]) == seed.forced_ids
         asks = seed.writes_question
         position = num_forced
+        drawn_in_answer = [False] * num_forced
         while position < len(ids):
+            drawn_in_answer.append(not asks)
             if ids[position] not in seeds.frame.turn_ends:
                 position += 1
                 continue
             expected = to_assistant if asks else [*to_user, *seeds.next_question(shard.kinds[number], number, position)]
             assert ids[position : position + len(expected)] == expected[: len(ids) - position]
             position += len(expected)
+            drawn_in_answer += [False] * (len(expected) - 1)
             asks = not asks
             num_turns += 1
+        assert shard.asked_NT[number, :-1].tolist() == drawn_in_answer[1 : len(ids)]
     assert num_turns > 8

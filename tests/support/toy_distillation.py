@@ -108,7 +108,7 @@ def shard_of(token_ids_NT: torch.Tensor, *, hidden_size: int = 4) -> Shard:
         token_ids_NT=token_ids_NT.int(),
         features_NTE=torch.zeros(num_sequences, length, hidden_size, dtype=torch.float16),
         log_totals_NT=torch.zeros(num_sequences, length),
-        num_forced_N=torch.ones(num_sequences, dtype=torch.int32),
+        asked_NT=torch.ones(num_sequences, length, dtype=torch.bool),
         kinds=(TextKind.TEXT,) * num_sequences,
     )
 
