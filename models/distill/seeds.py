@@ -6,6 +6,7 @@ sequence. Knows nothing of models.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,17 +70,32 @@ class SeedSource:
             return SequenceSeed(
                 kind=kind, forced_ids=self._beginning(rng), writes_question=False, temperature=temperature
             )
-        text, complete = _request(kind, rng, self._snippets)
-        ids = [*self.frame.opening, *self._tokenizer.encode_rendered(text)]
-        if complete:
-            ids += self.frame.to_assistant
-        return SequenceSeed(kind=kind, forced_ids=tuple(ids), writes_question=not complete, temperature=temperature)
+        return self._conversation(kind, temperature, rng)
 
-    def next_question(self, kind: TextKind, number: int, num_written: int) -> tuple[int, ...]:
-        """First words of a further question in a conversation of that kind."""
+    def follow_up(self, first: SequenceSeed, number: int, num_written: int, end_id: int) -> SequenceSeed:
+        """What comes behind an answer, from the id that ended it on: a further question, or a new conversation.
+
+        A small target that is left to itself for many turns at temperature 1 drifts away from anything that a person
+        would ask for, so every other time it starts afresh; the kind stays.
+
+        Args:
+            first: the sequence's own seed.
+            number: of the sequence.
+            num_written: tokens so far.
+            end_id: with which the answer ended.
+
+        Raises:
+            ValueError: if the seeds are not of conversations.
+        """
+        if self.frame is None:
+            raise ValueError("only conversations have follow-ups")
         rng = random.Random(f"{self._seed}/{number}/{num_written}")
-        openings = CODE_OPENINGS if kind is TextKind.CODE else CHAT_OPENINGS
-        return tuple(self._tokenizer.encode_rendered(rng.choice(openings)))
+        if rng.random() < 0.5:
+            openings = CODE_OPENINGS if first.kind is TextKind.CODE else CHAT_OPENINGS
+            question = self._tokenizer.encode_rendered(rng.choice(openings))
+            return dataclasses.replace(first, forced_ids=(*self.frame.to_user, *question), writes_question=True)
+        anew = self._conversation(first.kind, first.temperature, rng)
+        return dataclasses.replace(anew, forced_ids=(end_id, *anew.forced_ids))
 
     @property
     def ends(self) -> frozenset[int]:
@@ -92,6 +108,15 @@ class SeedSource:
         if bos_id is not None:
             return (bos_id,)
         return tuple(sorted(self._tokenizer.eos_token_ids))[:1]
+
+    def _conversation(self, kind: TextKind, temperature: float, rng: random.Random) -> SequenceSeed:
+        if self.frame is None:
+            raise ValueError("there is no chat template to open a conversation with")
+        text, complete = _request(kind, rng, self._snippets)
+        ids = [*self.frame.opening, *self._tokenizer.encode_rendered(text)]
+        if complete:
+            ids += self.frame.to_assistant
+        return SequenceSeed(kind=kind, forced_ids=tuple(ids), writes_question=not complete, temperature=temperature)
 
     def _beginning(self, rng: random.Random) -> tuple[int, ...]:
         beginning = self.beginning_of_text()

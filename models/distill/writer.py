@@ -118,10 +118,11 @@ class _Row:
             return
         if self._asks:
             self._forced.extend(frame.to_assistant)
+            self._asks = False
         else:
-            question = self._seeds.next_question(self.seed.kind, self._number, self._num_written)
-            self._forced.extend((*frame.to_user, *question))
-        self._asks = not self._asks
+            follow_up = self._seeds.follow_up(self.seed, self._number, self._num_written, drawn_id)
+            self._forced.extend(follow_up.forced_ids)
+            self._asks = follow_up.writes_question
 
 
 def draw(

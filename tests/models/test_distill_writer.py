@@ -100,7 +100,7 @@ def test_messages_end_and_the_other_side_goes_on() -> None:
     writer = Writer(toy_target(checkpoint, num_positions=400), seeds, num_sequences=12, sequence_length=400, seed=1)
     shard = writer.write(0)
     assert shard.kinds == (TextKind.CHAT, TextKind.COPY) * 6
-    to_assistant, to_user = list(seeds.frame.to_assistant), list(seeds.frame.to_user)
+    to_assistant = list(seeds.frame.to_assistant)
     num_turns = 0
     for number, ids in enumerate(shard.token_ids_NT.tolist()):
         seed = seeds.seed(number)
@@ -114,11 +114,12 @@ def test_messages_end_and_the_other_side_goes_on() -> None:
             if ids[position] not in seeds.frame.turn_ends:
                 position += 1
                 continue
-            expected = to_assistant if asks else [*to_user, *seeds.next_question(shard.kinds[number], number, position)]
+            follow_up = seeds.follow_up(seed, number, position, ids[position])
+            expected = to_assistant if asks else list(follow_up.forced_ids)
             assert ids[position : position + len(expected)] == expected[: len(ids) - position]
             position += len(expected)
             drawn_in_answer += [False] * (len(expected) - 1)
-            asks = not asks
+            asks = False if asks else follow_up.writes_question
             num_turns += 1
         assert shard.asked_NT[number, :-1].tolist() == drawn_in_answer[1 : len(ids)]
     assert num_turns > 8
