@@ -37,6 +37,14 @@ COPY_REQUESTS = (
     "Answer from this text only:\n\n{}\n\nWhat is it about?",
 )
 
+PASSAGE_OPENINGS = (
+    "The town of", "In the spring of", "Members of the", "Our company", "The river", "Last week", "The new rules",
+    "To install the", "A recent study", "Dear neighbours,", "The museum", "When the train", "Before you use the",
+    "My grandmother", "The meeting was", "Scientists have", "Each student", "The recipe", "On the first day",
+    "Visitors are", "The old bridge", "This contract", "During the winter", "The team", "A small business", "Bees",
+)  # fmt: skip
+"""First words of a passage that the target writes itself before it is asked about it."""
+
 CODE_REQUESTS = (
     "Complete the following Python function:\n\n```python\n{}\n```",
     "Finish this Python code:\n\n{}",

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.distill.conversation_frame import ConversationFrame
-from models.distill.openings import CHAT_OPENINGS, CODE_OPENINGS, CODE_REQUESTS, COPY_REQUESTS
+from models.distill.openings import CHAT_OPENINGS, CODE_OPENINGS, CODE_REQUESTS, COPY_REQUESTS, PASSAGE_OPENINGS
 from models.distill.snippets import Snippets
 from models.distill.text_kind import TextKind
 from models.tokenizer import Tokenizer
 
 _UNPROMPTED_SHARE = 0.4
 """Of chat sequences: the target writes the question from its first word."""
+_OWN_PASSAGE_SHARE = 0.6
+"""Of requests about a passage: the target writes the passage too, as no snippet is like the one before."""
 _SNIPPET_WORDS = (40, 110)
 _CONTEXT_WORDS = (4, 40)
 
@@ -128,7 +130,10 @@ class SeedSource:
 
 def _request(kind: TextKind, rng: random.Random, snippets: Snippets) -> tuple[str, bool]:
     """Text of a user's message, and whether it is complete."""
-    if kind is TextKind.COPY and snippets.prose:
+    if kind is TextKind.COPY and (not snippets.prose or rng.random() < _OWN_PASSAGE_SHARE):
+        request = rng.choice([request for request in COPY_REQUESTS if request.endswith("{}")])
+        return request.format(rng.choice(PASSAGE_OPENINGS)), False
+    if kind is TextKind.COPY:
         return rng.choice(COPY_REQUESTS).format(_first_words(rng.choice(snippets.prose), _SNIPPET_WORDS[1])), True
     if kind is TextKind.CODE and snippets.functions and rng.random() < 0.5:
         return rng.choice(CODE_REQUESTS).format(rng.choice(snippets.functions)), True
