@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,13 @@ REQUIRE_VARIABLE = "SLIPSTREAM_REQUIRE_WEIGHTS"
 """Where set to 1, missing demo weights fail a test instead of skipping it."""
 
 USER_CACHE = os.environ.get(CACHE_VARIABLE)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def frozen_modules() -> None:
+    """What was imported and collected before the first test is nobody's leak, and slow to look through each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -109,6 +109,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
             learning_rate=given.learning_rate,
             loss=Loss(given.loss),
             num_own_steps=given.own_steps,
+            own_steps_after=given.own_steps_after,
             seed=given.seed,
         )
     except ValueError as error:
@@ -215,6 +216,7 @@ def _add_training_options(group: argparse._ArgumentGroup) -> None:
     _add(group, "--layers", int, defaults.num_layers, "decoder layers of the draft")
     _add(group, "--head-tokens", int, defaults.num_head_tokens, "most frequent tokens that it can propose; 0 for all")
     _add(group, "--own-steps", int, defaults.num_own_steps, "proposals in a row that a feature draft is trained for")
+    _add(group, "--own-steps-after", float, defaults.own_steps_after, "share of the training before these come in")
     group.add_argument(
         "--loss",
         choices=list(Loss),
@@ -271,6 +273,7 @@ _FLAGS = {
     "batch_sequences": "--batch",
     "learning_rate": "--learning-rate",
     "num_own_steps": "--own-steps",
+    "own_steps_after": "--own-steps-after",
     "seed": "--seed",
 }
 """What the settings' fields are called on the command line."""

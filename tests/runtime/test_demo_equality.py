@@ -19,7 +19,7 @@ from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 from runtime import GenerationResult, Runtime
 
 FULL = os.environ.get("SLIPSTREAM_FULL_EQUALITY") == "1"
-NUM_TOKENS = 200 if FULL else 32
+NUM_TOKENS = 200 if FULL else 24
 PROMPTS: Sequence[BenchPrompt] = [prompt for kind in PromptKind for prompt in bench_prompts(kind)[: 4 if FULL else 2]]
 SAMPLINGS: Sequence[Mapping[str, Any]] = ({}, {"temperature": 0.8, "top_p": 0.95, "seed": 11})
 
@@ -32,7 +32,6 @@ EVERY_SETTING = [
 ]
 FEW_SETTINGS = [
     ("float16", "ngram", 8),
-    ("float16", "early-exit:8", 2),
     ("float16", "itself", 4),
     ("float16", "ngram+early-exit:4", "adaptive"),
 ]
@@ -103,7 +102,7 @@ async def test_no_draft_changes_a_token(demo_gguf: Path, weights: str, draft: st
 @pytest.mark.parametrize("weights", ["float16", "int8"])
 async def test_a_runtime_agrees_with_its_own_plain_decoding(demo_gguf: Path, weights: str) -> None:
     kinds = (PromptKind.CODE, PromptKind.COPY)
-    requests = [(bench_prompts(kind)[4], sampling) for kind, sampling in product(kinds, SAMPLINGS)]
+    requests = [(bench_prompts(kind)[4], sampling) for kind, sampling in zip(kinds, SAMPLINGS, strict=True)]
     async with await load(demo_gguf, weights, "ngram+early-exit:4", 8) as runtime:
         found = await answers(runtime, requests)
         plain = await answers(runtime, requests, mode="plain")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,20 @@ from runtime import Mode, Runtime
 PROMPT = "Once upon a time there was a small model that"
 
 
+@pytest.fixture(scope="module")
+def runtimes() -> Iterator[dict[Mode, Runtime]]:
+    """Loaded once for all tests and loops: a runtime belongs to no event loop."""
+    loaded: dict[Mode, Runtime] = {}
+    yield loaded
+    for runtime in loaded.values():
+        asyncio.run(runtime.close())
+
+
 @pytest.fixture
-async def runtime(demo_gguf: Path, mode: Mode) -> AsyncIterator[Runtime]:
-    async with await Runtime.load(demo_gguf, mode=mode, draft=["ngram", "early-exit:4"], gamma=4) as loaded:
-        yield loaded
+async def runtime(runtimes: dict[Mode, Runtime], demo_gguf: Path, mode: Mode) -> Runtime:
+    if mode not in runtimes:
+        runtimes[mode] = await Runtime.load(demo_gguf, mode=mode, draft=["ngram", "early-exit:4"], gamma=4)
+    return runtimes[mode]
 
 
 @pytest.mark.weights
