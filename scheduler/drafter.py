@@ -134,9 +134,11 @@ class Drafter:
         return self._stream.record()
 
     def _settle(self, judged: Launch[Any]) -> None:
-        if self._feature_readers and isinstance(judgement := judged.result(), Judgement) and judgement.features:
+        judgement = judged.result()
+        self._chain.settle(judgement)
+        # Last: where taking features in fails, the chain must not go on from refuted tokens all the same.
+        if self._feature_readers and isinstance(judgement, Judgement) and judgement.features:
             self._receive(judgement.features)
-        self._chain.settle(judged.result())
 
     def _receive(self, features: Features) -> None:
         for proposer in self._feature_readers:

@@ -80,12 +80,12 @@ class FeatureLane(Lane):
 
     def receive(self, features: Features) -> None:
         """Take in features; what was known of later positions is no longer true."""
-        gap = features.start - self._num_given
+        # A draft may have a shorter context than its target.
+        gap = min(features.start, self.capacity) - self._num_given
         if gap > 0:
             self._num_missing += gap
             _logger.warning("%s: the features of %d tokens never came; it proposes worse there", self.name, gap)
             self._record.write(self._num_given, torch.zeros(gap, self.feature_size))
-        # A draft may have a shorter context than its target.
         self._record.write(features.start, features.rows_NE[: max(0, self.capacity - features.start)])
         self._num_given = min(features.stop, self.capacity)
 

@@ -109,8 +109,9 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm(gradients).item()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise DistillationError(
-                f"step {step}: the loss is {loss}, the gradient's norm {norm}; nothing of this step was kept. "
-                f"Go on from the last checkpoint with a learning rate below {self._settings.learning_rate}"
+                f"step {step}: the loss is {loss}, the gradient's norm {norm}; nothing of this step was kept. A run "
+                f"keeps its settings: train another draft on the same text (the same --work, another --out) with a "
+                f"--learning-rate below {self._settings.learning_rate}"
             )
         shrink = min(1.0, self._settings.largest_gradient_norm / (norm + 1e-6))
         for parameter, gradient in zip(self._parameters, gradients, strict=True):

@@ -5,6 +5,7 @@ Owns the draft lane's catch-up and the token-by-token proposing on it. Knows not
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -119,7 +120,7 @@ class ModelProposer:
             try:
                 distribution = law.apply(row_V, history, token_ids)
             except NonFiniteLogitsError:
-                if not bool((row_V == float("-inf")).any()):
+                if not _is_cut(row_V):
                     raise
                 # All that a cut head can propose is forbidden here.
                 break
@@ -160,6 +161,11 @@ class ModelProposer:
     def explain(self) -> str:
         """The gamma policy's reason."""
         return self._policy.explain()
+
+
+def _is_cut(row_V: torch.Tensor) -> bool:
+    """Whether a head left tokens out and knows of others; damaged weights are no such head."""
+    return bool((row_V == float("-inf")).any()) and math.isfinite(float(row_V.max()))
 
 
 def _written_since(history: TokenHistory, chain_ids: Sequence[int], num_held: int) -> list[int]:

@@ -13,6 +13,7 @@ from scheduler import (
     FeatureLane,
     FixedGamma,
     Lane,
+    NonFiniteLogitsError,
     PipelinedLoop,
     SamplingLaw,
     SamplingSettings,
@@ -132,9 +133,10 @@ class TestReading:
         model = ReadsFeatures()
         lane = FeatureLane("draft", model, stream, capacity=4)
         lane.receive(features(0, 3))
-        lane.receive(features(3, 9))
+        lane.receive(features(3, 7))
+        lane.receive(features(7, 9))
         lane.feed(TEXT[:4], num_logits=1)
-        assert (lane.num_readable, lane.num_sure, model.wrong) == (4, 4, [])
+        assert (lane.num_readable, lane.num_sure, lane.num_missing, model.wrong) == (4, 4, 0, [])
 
     def test_a_call_that_fails_leaves_the_rows_as_they_were(self, stream: Stream) -> None:
         model = ReadsFeatures()
@@ -193,6 +195,19 @@ class TestProposing:
             proposer.catch_up(history)
         # Few tokens are not worth a call.
         assert (model.widths, model.wrong) == ([16, 16], [])
+
+    @pytest.mark.parametrize("damage", [float("nan"), float("inf")])
+    def test_damaged_weights_behind_a_cut_head_are_an_error(self, stream: Stream, damage: float) -> None:
+        model = ReadsFeatures()
+        model.tables = model.tables.clone()
+        model.tables[..., :4] = float("-inf")
+        model.tables[..., 5] = damage
+        proposer = FeatureProposer(FeatureLane("draft", model, stream, capacity=64), FixedGamma(3))
+        history = TokenHistory(TEXT)
+        proposer.begin(history)
+        proposer.receive(features(0, 9))
+        with pytest.raises(NonFiniteLogitsError, match="the weights are damaged"):
+            proposer.extend(SamplingLaw(SamplingSettings(), vocab_size=8), history, (), 3)
 
 
 @pytest.mark.parametrize("new_loop", [SequentialLoop, PipelinedLoop])

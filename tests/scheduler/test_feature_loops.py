@@ -20,6 +20,7 @@ from scheduler import (
     Verification,
     VirtualDevice,
 )
+from scheduler.features import Features
 from tests.support.feature_models import GivesFeatures, ReadsFeatures, check_rows, feature_proposer
 from tests.support.loops import Rig, decode, ngram_proposer, one_token_decoding, request_of
 from tests.support.reference_law import joint_law
@@ -198,6 +199,27 @@ async def test_failures_leave_the_next_request_right(shape: str) -> None:
         check(rig, model)
         rig.close()
     assert sum(has_failed) > 4
+
+
+async def test_features_that_cannot_be_taken_in_leave_no_refuted_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft then waits for them; were its chain not settled, it would go on from tokens that were refused."""
+    rig = rig_of("one stream", draft())
+    lane = rig.proposers[0].lane
+    assert isinstance(lane, FeatureLane)
+    receive, num_received = lane.receive, itertools.count()
+
+    def fail_later(features: Features) -> None:
+        if next(num_received) >= 5:
+            raise RuntimeError("planted")
+        receive(features)
+
+    monkeypatch.setattr(lane, "receive", fail_later)
+    request = request_of(PROMPT, 40, temperature=1.0, seed=5)
+    output = await rig.run(request)
+    rig.close()
+    assert output.ids == one_token_decoding(target(), request)
+    assert any(report.num_proposed for report in output.reports[:5])
+    assert not any(report.num_proposed for report in output.reports[5:])
 
 
 @pytest.mark.parametrize("shape", ["one stream", "pipelined"])
