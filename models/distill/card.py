@@ -53,6 +53,8 @@ class CardFacts:
     num_seen_tokens: int
     """That training saw, each as often as it was seen."""
     training_minutes: float
+    read_files: tuple[str, ...] = ()
+    """Names of text files that were learnt beside what the target wrote."""
     writing_minutes: float | None = None
     """None where it is not known, as of text that was written before."""
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -92,12 +94,13 @@ def _use(facts: CardFacts) -> str:
 
 def _making(facts: CardFacts) -> str:
     writing = "" if facts.writing_minutes is None else f" in {facts.writing_minutes:,.0f} minutes"
+    others = f"it also read {', '.join(facts.read_files)}" if facts.read_files else "no other data set was used"
     lines = [
         "## How it was made",
         "",
         f"    {facts.command}",
         "",
-        f"The target wrote {facts.num_written_tokens:,} tokens{writing}; no other data set was used. Training saw "
+        f"The target wrote {facts.num_written_tokens:,} tokens{writing}; {others}. Training saw "
         f"{facts.num_seen_tokens:,} tokens in {facts.training_minutes:,.0f} minutes. Machine: {facts.machine}.",
     ]
     if facts.settings:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from models.distill.shard import Shard, is_held_out, read_shard, sequence_keys, shard_paths
+from models.distill.shard import Shard, is_held_out, read_shard, sequence_keys
 from models.distill.text_kind import TextKind
 
 
@@ -62,14 +62,14 @@ class Corpus:
             )
 
     @classmethod
-    def of(cls, folder: Path) -> Corpus:
-        """The text of a folder.
+    def of(cls, paths: Sequence[Path]) -> Corpus:
+        """The text of these shards.
 
         Raises:
             CheckpointError: if a shard is damaged.
             ValueError: as above.
         """
-        return cls([read_shard(path) for path in shard_paths(folder)])
+        return cls([read_shard(path) for path in paths])
 
     @property
     def sequence_length(self) -> int:

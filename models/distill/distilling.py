@@ -24,8 +24,9 @@ from models.distill.evaluation import Evaluation, evaluate
 from models.distill.held_out_prompts import HELD_OUT_KINDS, HeldOutPrompt, held_out_prompts
 from models.distill.machine import machine_text
 from models.distill.plan import Plan
-from models.distill.reading import read_text
+from models.distill.reading import read_shard_paths, read_text
 from models.distill.run_state import RunState
+from models.distill.shard import shard_path
 from models.distill.training import TrainingProgress, train
 from models.distill.writing import WritingProgress, write_text
 from models.draft_folder import write_draft
@@ -138,7 +139,7 @@ class Distillation:
         self.kept = f"all text and the last checkpoint are kept in {plan.work}"
         # Sums over whole tensors depend on how many threads share them; the workers do the work.
         torch.set_num_threads(1)
-        corpus = Corpus.of(plan.text_folder)
+        corpus = Corpus.of(_shards(plan))
         with open_checkpoint(plan.source) as checkpoint:
             config = checkpoint.config
             target = BatchedTarget(
@@ -247,6 +248,7 @@ class Distillation:
                 * plan.writing.sequences_per_wave
                 * plan.writing.sequence_length,
                 num_seen_tokens=num_seen_tokens,
+                read_files=tuple(path.name for path in plan.read_files),
                 training_minutes=state.trained_s / 60,
                 writing_minutes=self._writing_minutes,
                 settings=plan.settings(),
@@ -278,3 +280,9 @@ class Distillation:
                 write_evaluation_chart(evaluation, self._plan.out / "evaluation.png")
         except (MissingDependencyError, OSError) as error:
             self._console.note(f"no plots: {error}")
+
+
+def _shards(plan: Plan) -> list[Path]:
+    """Of the plan's own text: the folder may hold more, from another draft that asked for more."""
+    written = [shard_path(plan.text_folder, wave) for wave in range(plan.writing.num_waves)]
+    return [*written, *(read_shard_paths(plan.text_folder) if plan.read_files else ())]

@@ -17,7 +17,7 @@ import torch
 
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.distill.batched_target import BatchedTarget
-from models.distill.shard import Shard, shard_path, write_shard
+from models.distill.shard import Shard, shard_path, shard_paths, write_shard
 from models.distill.snippets import read_text_file
 from models.distill.text_kind import TextKind
 from models.errors import CheckpointError
@@ -72,6 +72,12 @@ def read_text(
                 target = target or BatchedTarget(checkpoint, dtype=dtype, device=device, num_positions=sequence_length)
                 write_shard(path, read_sequences(target, torch.tensor(chosen, dtype=torch.int32)))
         report(num_wanted, num_wanted)
+
+
+def read_shard_paths(folder: Path) -> list[Path]:
+    """Shards of text that was read, by number."""
+    first = shard_path(folder, FIRST_SHARD)
+    return [path for path in shard_paths(folder) if path >= first]
 
 
 @torch.inference_mode()

@@ -102,6 +102,12 @@ def test_a_card_leaves_out_what_is_not_known() -> None:
     assert "in 12 minutes; no other data set" in card
 
 
+def test_a_card_names_text_that_the_target_did_not_write() -> None:
+    card = draft_card(dataclasses.replace(FACTS, read_files=("handbook.md", "notes.txt")))
+    assert "it also read handbook.md, notes.txt." in card
+    assert "no other data set" not in card
+
+
 def test_charts_are_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     write_training_chart(HISTORY, tmp_path / "training.png")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from models.distill.corpus import Corpus
-from models.distill.shard import is_held_out, read_shard, sequence_keys, shard_path, write_shard
+from models.distill.shard import is_held_out, read_shard, sequence_keys, shard_path, shard_paths, write_shard
 from models.errors import CheckpointError
 from tests.support.toy_distillation import shard_of
 
@@ -97,4 +97,4 @@ def test_a_damaged_shard_is_named_with_a_way_out(damage: Callable[[bytes], bytes
     write_shard(path, shard_of(TEXT_NT))
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(CheckpointError, match=r"text-00000\.safetensors is damaged.*delete it"):
-        Corpus.of(tmp_path)
+        Corpus.of(shard_paths(tmp_path))

@@ -23,7 +23,7 @@ from models.distill.plan import make_plan
 from models.distill.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE, main
 from models.distill.shard import shard_paths
 from models.distill.text_kind import TextKind
-from models.draft_folder import DESCRIPTION_FILE, WEIGHTS_FILE, DraftTarget, open_draft
+from models.draft_folder import CARD_FILE, DESCRIPTION_FILE, WEIGHTS_FILE, DraftTarget, open_draft
 from models.errors import DistillationError, InsufficientMemoryError, PairError
 from models.free_memory import AvailableMemory
 from tests.support.tiny_checkpoint import write_tiny_folder
@@ -238,6 +238,14 @@ def test_text_that_exists_is_learnt_too(target: Path, text: Path, tmp_path: Path
     found = making(out)
     assert found["settings"]["read_files"] == ["long.txt"]
     assert found["num_text_tokens"] > 3000
+    assert "it also read long.txt" in (out / CARD_FILE).read_text()
+
+    # A draft that asks for less learns less, whatever the folder holds.
+    less, alone = tmp_path / "less", tmp_path / "alone"
+    options = ("--kinds", "text", "--tokens", "800", "--epochs", "0.3")
+    assert main(command(target, text, less, *options, "--work", str(out / ".work"))) == DONE
+    assert main(command(target, text, alone, *options)) == DONE
+    assert (less / WEIGHTS_FILE).read_bytes() == (alone / WEIGHTS_FILE).read_bytes()
 
 
 def without_template(folder: Path) -> Path:
