@@ -66,6 +66,8 @@ class FeatureProposer(ModelProposer):
         """Read one block of what the target has read before."""
         if self._policy.idle or history.length >= self._lane.capacity:
             return
+        # Behind rows of a chain that was used up, all would have to be read once more.
+        self._feature_lane.roll_back(self._feature_lane.num_held)
         num_held = self._lane.num_held
         stop = min(self._feature_lane.num_readable, history.length - 1, num_held + self._lane.model.max_block)
         if stop - num_held < _WORTH_A_CALL:

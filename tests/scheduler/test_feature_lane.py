@@ -196,6 +196,23 @@ class TestProposing:
         # Few tokens are not worth a call.
         assert (model.widths, model.wrong) == ([16, 16], [])
 
+    def test_what_is_read_along_behind_a_chain_that_was_used_up_stays(self, stream: Stream) -> None:
+        model = ReadsFeatures(max_block=64)
+        lane = FeatureLane("draft", model, stream, capacity=128)
+        proposer = FeatureProposer(lane, FixedGamma(3))
+        law = SamplingLaw(SamplingSettings(), vocab_size=8)
+        history = TokenHistory(TEXT)
+        proposer.begin(history)
+        proposer.receive(features(0, 9))
+        text = [*TEXT, *proposer.extend(law, history, (), 3).token_ids]
+        assert lane.num_held == 12 > lane.num_sure
+        # Another source is heard from here on.
+        text += [index % 7 for index in range(20)]
+        rows = [feature_of(text[: position + 1], TARGETS) for position in range(9, 32)]
+        proposer.receive(Features(start=9, rows_NE=torch.tensor(rows)))
+        proposer.catch_up(TokenHistory(text))
+        assert (lane.num_held, lane.num_sure, model.wrong) == (32, 32, [])
+
     @pytest.mark.parametrize("damage", [float("nan"), float("inf")])
     def test_damaged_weights_behind_a_cut_head_are_an_error(self, stream: Stream, damage: float) -> None:
         model = ReadsFeatures()
