@@ -1,18 +1,19 @@
 """Decoding speed against transformers and against plain decoding: `python -m profiling.bench`.
 
 Owns the systems under test, the order of the runs and the report. All systems hold the same weights in the same
-process; for each prompt they run one after the other, in an order that rotates, and every comparison is a ratio of two
-runs on one prompt. What counts is the time a token after the first (`tpot`), so reading the prompt does not.
+process; for each prompt, at each temperature, they run one after the other, in an order that rotates, and every
+comparison is a ratio of two runs on one prompt with one seed. What counts is the time a token after the first
+(`tpot`), so reading the prompt does not.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
-import statistics
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -22,43 +23,26 @@ from tqdm import tqdm
 
 from models import WeightKind, open_checkpoint
 from models.demo import demo_weights
-from profiling.machine import describe_machine, new_file
+from profiling.bench_plot import new_figure, write_plot
+from profiling.bench_run import REFERENCE, REFERENCE_LOOKUP, Run
+from profiling.bench_speedups import format_speedups, prompt_speedups, summarise_speedups
+from profiling.bench_summary import format_decisions, format_table, summarise
+from profiling.machine import describe_machine, new_file, new_folder
 from profiling.program import run_program
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 from profiling.reference import reference_model, run_reference
 from profiling.round_cost import format_round_costs, measure_round_costs
 from profiling.ticker import ticking
-from runtime import GenerationResult, Mode, Runtime
+from runtime import GenerationOptions, GenerationResult, LoadSettings, Mode, Runtime
 
-REFERENCE = "transformers float32"
-REFERENCE_LOOKUP = "transformers float32, prompt lookup"
 _LOOKUP_TOKENS = 8
 _LEAST_TOKENS = 10
 """The first round may bring 9, and what is timed is the rest."""
 _WARM_UP = BenchPrompt(kind=PromptKind.CHAT, messages=({"role": "user", "content": "Say hello in five languages."},))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One system on one prompt."""
-
-    system: str
-    threads: int
-    kind: PromptKind
-    prompt: int
-    tpot_ms: float
-    ttft_ms: float
-    token_ids: tuple[int, ...]
-    acceptance_rate: float | None = None
-    acceptance_length: float | None = None
-    worst_tick_ms: float | None = None
-    """Longest wait of a task beside it that wanted to run every 10 ms."""
-    decision: str = ""
-    """What was decided to do, and why, in words."""
-
-
 class Pair(StrEnum):
-    """The demo target with a draft; the last two are there to see whether they do harm."""
+    """The target with a draft; the last two are there to see whether they do harm."""
 
     DEMO = "demo"
     """The drafts that ship."""
@@ -67,15 +51,58 @@ class Pair(StrEnum):
     SLOW = "slow"
     """The target itself, which is always right and as slow as itself."""
 
-    def draft(self) -> str | Path:
-        """As a runtime takes it."""
-        match self:
+
+@dataclass(frozen=True, kw_only=True)
+class DraftChoice:
+    """Draft sources that are measured together, on a runtime of their own."""
+
+    label: str
+    sources: tuple[str, ...]
+    """As a runtime takes them."""
+
+    @property
+    def suffix(self) -> str:
+        """What it adds to the name of a system; nothing for the drafts that ship."""
+        return "" if self.label == Pair.DEMO else f", {self.label} draft"
+
+    @classmethod
+    def of_pair(cls, pair: Pair, target: str | None) -> DraftChoice:
+        """The drafts of a pair."""
+        match pair:
             case Pair.DEMO:
-                return "auto"
+                return SHIPPED_DRAFTS
             case Pair.WRONG:
-                return "early-exit:1"
+                return cls(label=pair.value, sources=("early-exit:1",))
             case Pair.SLOW:
-                return demo_weights()
+                return cls(label=pair.value, sources=(target or str(demo_weights()),))
+
+    @classmethod
+    def read(cls, text: str) -> DraftChoice:
+        """One or several sources with commas between them.
+
+        Raises:
+            ValueError: if a runtime would not take them, or they come to none.
+        """
+        sources = tuple(text.split(","))
+        if sources == SHIPPED_DRAFTS.sources:
+            return SHIPPED_DRAFTS
+        if not LoadSettings(draft=sources).draft_specs():
+            raise ValueError(f"--drafts {text} names no draft; plain decoding is measured in any case")
+        return cls(label="+".join(Path(source).name or source for source in sources), sources=sources)
+
+
+SHIPPED_DRAFTS = DraftChoice(label=Pair.DEMO.value, sources=("auto",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What all systems answer before the next is asked."""
+
+    prompt: BenchPrompt
+    index: int
+    """Of the prompt among those of its kind."""
+    temperature: float
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +110,9 @@ class System:
     """Something that can be timed."""
 
     name: str
-    run: Callable[[BenchPrompt], Awaitable[Run]]
+    run: Callable[[Turn], Awaitable[Run]]
+    greedy_only: bool = False
+    """Whether it is left out where tokens are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,56 +124,69 @@ class Settings:
     num_prompts: int
     max_tokens: int
     with_transformers: bool
-    pairs: tuple[Pair, ...] = (Pair.DEMO,)
+    target: str | None = None
+    """A folder, a hub id or a GGUF file; None is the demo model."""
+    temperatures: tuple[float, ...] = (0.0,)
+    drafts: tuple[DraftChoice, ...] = (SHIPPED_DRAFTS,)
     num_rounds: int = 0
     """Rounds with models that cost nothing, by which the scheduler's own cost is measured; 0 leaves it out."""
 
 
 async def measure(settings: Settings) -> list[Run]:
-    """Run every system on every prompt, at each number of threads."""
+    """Run every system on every prompt, at each number of threads and each temperature."""
     runs: list[Run] = []
-    prompts = [
-        (kind, index, prompt)
-        for kind in PromptKind
-        for index, prompt in enumerate(bench_prompts(kind)[: settings.num_prompts])
-    ]
     for threads in settings.threads:
         async with AsyncExitStack() as stack:
             systems = await _systems(settings, threads, stack)
+            for system in systems:
+                await system.run(Turn(prompt=_WARM_UP, index=0, temperature=settings.temperatures[0], seed=0))
+            turns = list(_turns(settings, systems))
             progress = tqdm(
-                total=len(systems) * len(prompts),
+                total=sum(len(called) for _, called in turns),
                 desc=f"{threads} thread(s)",
                 unit="run",
                 disable=None,
                 file=sys.stderr,
             )
-            for system in systems:
-                await system.run(_WARM_UP)
-            for turn, (_kind, index, prompt) in enumerate(prompts):
-                first = turn % len(systems)
-                for system in systems[first:] + systems[:first]:
-                    run = await system.run(prompt)
-                    runs.append(replace(run, prompt=index))
+            for turn, called in turns:
+                for system in called:
+                    runs.append(await system.run(turn))
                     progress.update()
             progress.close()
     return runs
+
+
+def _turns(settings: Settings, systems: Sequence[System]) -> Iterator[tuple[Turn, list[System]]]:
+    """What is asked, and of whom in which order: at each temperature the systems take turns at being first."""
+    prompts = [
+        (index, prompt)
+        for kind in PromptKind
+        for index, prompt in enumerate(bench_prompts(kind)[: settings.num_prompts])
+    ]
+    for seed, (index, prompt) in enumerate(prompts):
+        for number, temperature in enumerate(settings.temperatures):
+            called = [system for system in systems if temperature == 0 or not system.greedy_only]
+            first = (seed + number) % len(called)
+            turn = Turn(prompt=prompt, index=index, temperature=temperature, seed=seed)
+            yield turn, called[first:] + called[:first]
 
 
 async def _systems(settings: Settings, threads: int, stack: AsyncExitStack) -> list[System]:
     systems = []
     encode: Callable[[BenchPrompt], list[int]] | None = None
     for weights in settings.weights:
-        for pair in settings.pairs:
+        for choice in settings.drafts:
+            draft = choice.sources if len(choice.sources) > 1 else choice.sources[0]
             runtime = await stack.enter_async_context(
                 # Where transformers runs, whatever else there is.
-                await Runtime.load(threads=threads, weights=weights, draft=pair.draft(), device="cpu")
+                await Runtime.load(settings.target, threads=threads, weights=weights, draft=draft, device="cpu")
             )
             encode = _encoder(runtime)
-            # The modes of one pair run on the same weights; of the others only the choice itself is of interest.
-            for mode in runtime.modes if pair is settings.pairs[0] else (Mode.AUTO,):
+            # The modes of one choice run on the same weights; of the others only the choice itself is of interest.
+            for mode in runtime.modes if choice is settings.drafts[0] else (Mode.AUTO,):
                 name = f"slipstream {weights.value}, {mode.value}"
-                if pair is not Pair.DEMO and mode is not Mode.PLAIN:
-                    name += f", {pair.value} draft"
+                if mode is not Mode.PLAIN:
+                    name += choice.suffix
                 systems.append(System(name=name, run=_own_runner(runtime, name, mode, threads, settings)))
     if settings.with_transformers and encode is not None:
         systems += _reference_systems(settings, threads, encode)
@@ -157,23 +199,31 @@ def _encoder(runtime: Runtime) -> Callable[[BenchPrompt], list[int]]:
 
 def _own_runner(
     runtime: Runtime, name: str, mode: Mode, threads: int, settings: Settings
-) -> Callable[[BenchPrompt], Awaitable[Run]]:
-    async def run(prompt: BenchPrompt) -> Run:
+) -> Callable[[Turn], Awaitable[Run]]:
+    async def run(turn: Turn) -> Run:
         async with ticking() as gaps_s:
             result: GenerationResult = await runtime.generate(
-                prompt.messages, max_tokens=settings.max_tokens, ignore_eos=True, mode=mode
+                turn.prompt.messages,
+                max_tokens=settings.max_tokens,
+                ignore_eos=True,
+                mode=mode,
+                temperature=turn.temperature,
+                seed=turn.seed,
             )
         metrics = result.metrics
         return Run(
             system=name,
             threads=threads,
-            kind=prompt.kind,
-            prompt=0,
+            temperature=turn.temperature,
+            kind=turn.prompt.kind,
+            prompt=turn.index,
+            seed=turn.seed,
             tpot_ms=_known(metrics.tpot_ms, settings.max_tokens),
             ttft_ms=metrics.ttft_ms or 0.0,
             token_ids=result.token_ids,
             acceptance_rate=metrics.draft_acceptance_rate,
             acceptance_length=metrics.mean_acceptance_length,
+            drafts=metrics.drafts,
             worst_tick_ms=max(gaps_s, default=0.0) * 1e3,
             decision=metrics.decision,
         )
@@ -188,19 +238,23 @@ def _known(tpot_ms: float | None, max_tokens: int) -> float:
 
 
 def _reference_systems(settings: Settings, threads: int, encode: Callable[[BenchPrompt], list[int]]) -> list[System]:
-    with open_checkpoint(demo_weights()) as checkpoint:
+    with open_checkpoint(settings.target or demo_weights()) as checkpoint:
         model = reference_model(checkpoint)
 
-    def runner(name: str, lookup_tokens: int | None) -> Callable[[BenchPrompt], Awaitable[Run]]:
-        async def run(prompt: BenchPrompt) -> Run:
+    def runner(name: str, lookup_tokens: int | None) -> Callable[[Turn], Awaitable[Run]]:
+        async def run(turn: Turn) -> Run:
             timed = run_reference(
-                model, encode(prompt), threads=threads, max_tokens=settings.max_tokens, lookup_tokens=lookup_tokens
+                model,
+                encode(turn.prompt),
+                threads=threads,
+                max_tokens=settings.max_tokens,
+                lookup_tokens=lookup_tokens,
             )
             return Run(
                 system=name,
                 threads=threads,
-                kind=prompt.kind,
-                prompt=0,
+                kind=turn.prompt.kind,
+                prompt=turn.index,
                 tpot_ms=timed.tpot_ms,
                 ttft_ms=timed.ttft_ms,
                 token_ids=timed.token_ids,
@@ -209,142 +263,30 @@ def _reference_systems(settings: Settings, threads: int, encode: Callable[[Bench
         return run
 
     return [
-        System(name=REFERENCE, run=runner(REFERENCE, None)),
-        System(name=REFERENCE_LOOKUP, run=runner(REFERENCE_LOOKUP, _LOOKUP_TOKENS)),
+        System(name=REFERENCE, run=runner(REFERENCE, None), greedy_only=True),
+        System(name=REFERENCE_LOOKUP, run=runner(REFERENCE_LOOKUP, _LOOKUP_TOKENS), greedy_only=True),
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummaryRow:
-    """One system on one kind of prompt: medians, and medians of paired ratios."""
+class Output:
+    """Where the report goes, beside the screen."""
 
-    threads: int
-    kind: str
-    system: str
-    tpot_ms: float
-    ttft_ms: float
-    speedup_over_transformers: float | None
-    speedup_over_plain: float | None
-    identical_to_plain: bool | None
-    acceptance_rate: float | None
-    mean_acceptance_length: float | None
-    worst_tick_ms: float | None = None
-    lowest_speedup_over_plain: float | None = None
-    """Of any single prompt."""
-    decision: str = ""
-    """What was decided on the last prompt, and why."""
+    file: Path | None
+    folder: Path | None
+
+    def write(self, report: str, draw: Callable[[Path], None]) -> None:
+        """Write the report, and a plot beside it where a folder was named."""
+        name = f"{datetime.date.today():%Y-%m-%d}-bench"
+        for path in (self.file, self.folder and self.folder / f"{name}.json"):
+            if path is not None:
+                path.write_text(report + "\n", encoding="utf-8")
+        if self.folder is not None:
+            draw(self.folder / f"{name}.png")
 
 
-def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
-    """One row for each number of threads, kind of prompt and system."""
-    rows = []
-    for threads in sorted({run.threads for run in runs}):
-        for kind in PromptKind:
-            by_system: dict[str, dict[int, Run]] = {}
-            for run in runs:
-                if run.threads == threads and run.kind is kind:
-                    by_system.setdefault(run.system, {})[run.prompt] = run
-            rows += [_row(system, own, by_system) for system, own in by_system.items()]
-    return rows
-
-
-def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]]) -> SummaryRow:
-    plain = by_system.get(_plain_of(system), {})
-    any_run = next(iter(own.values()))
-    return SummaryRow(
-        threads=any_run.threads,
-        kind=any_run.kind.value,
-        system=system,
-        tpot_ms=statistics.median(run.tpot_ms for run in own.values()),
-        ttft_ms=statistics.median(run.ttft_ms for run in own.values()),
-        speedup_over_transformers=_median_ratio(by_system.get(REFERENCE, {}), own),
-        speedup_over_plain=_median_ratio(plain, own),
-        identical_to_plain=_identical(own, plain),
-        acceptance_rate=_median(run.acceptance_rate for run in own.values()),
-        mean_acceptance_length=_median(run.acceptance_length for run in own.values()),
-        worst_tick_ms=max((run.worst_tick_ms for run in own.values() if run.worst_tick_ms is not None), default=None),
-        lowest_speedup_over_plain=min(_ratios(plain, own), default=None),
-        decision=list(own.values())[-1].decision,
-    )
-
-
-def _identical(own: dict[int, Run], plain: dict[int, Run]) -> bool | None:
-    return all(run.token_ids == plain[prompt].token_ids for prompt, run in own.items()) if plain else None
-
-
-def _plain_of(system: str) -> str:
-    return REFERENCE if system.startswith(REFERENCE) else f"{system.partition(',')[0]}, plain"
-
-
-def _ratios(base: dict[int, Run], other: dict[int, Run]) -> list[float]:
-    return [base[prompt].tpot_ms / run.tpot_ms for prompt, run in other.items() if prompt in base]
-
-
-def _median_ratio(base: dict[int, Run], other: dict[int, Run]) -> float | None:
-    return _median(_ratios(base, other))
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def format_table(rows: Sequence[SummaryRow]) -> str:
-    """The summary as a person reads it."""
-    columns = ("threads", "prompts", "system", "ms/token", "x transf.", "x plain", "accepted", "tick ms")
-    layout = "{:>7}  {:8}  {:38}  {:>8}  {:>9}  {:>7}  {:>8}  {:>7}"
-    lines = [layout.format(*columns)]
-    for row in rows:
-        line = layout.format(
-            row.threads,
-            row.kind,
-            row.system,
-            _number(row.tpot_ms),
-            _number(row.speedup_over_transformers),
-            _number(row.speedup_over_plain),
-            _number(row.acceptance_rate),
-            "-" if row.worst_tick_ms is None else f"{row.worst_tick_ms:.1f}",
-        )
-        lines.append(line + ("  TOKENS DIFFER" if row.identical_to_plain is False else ""))
-    return "\n".join(lines)
-
-
-def format_decisions(rows: Sequence[SummaryRow]) -> str:
-    """What was decided where that was left open, and why."""
-    return "\n".join(
-        f"{row.system} ({row.threads} thread(s), {row.kind}): {row.decision}" for row in rows if ", auto" in row.system
-    )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Path | None]:
-    parser = argparse.ArgumentParser(prog="python -m profiling.bench", description="Decoding speed, measured.")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="intra-op threads (default: 1 2)")
-    parser.add_argument(
-        "--weights",
-        nargs="+",
-        choices=[kind.value for kind in WeightKind],
-        default=["float16", "int8"],
-        help="weight kinds of our own systems (default: float16 int8)",
-    )
-    parser.add_argument(
-        "--pairs",
-        nargs="+",
-        choices=[pair.value for pair in Pair],
-        default=[Pair.DEMO.value],
-        help="drafts for the demo target: those that ship, one that is never right, one as slow as the target; of all "
-        "but the first only the auto mode runs (default: demo)",
-    )
-    parser.add_argument("--prompts", type=int, default=5, help="prompts of each kind, 1 to 6 (default: 5)")
-    parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each run (default: 96)")
-    parser.add_argument("--no-transformers", action="store_true", help="leave transformers out")
-    parser.add_argument(
-        "--rounds", type=int, default=1000, help="rounds with costless models, 0 for none (default: 1000)"
-    )
-    parser.add_argument("--out", type=new_file, help="also write the JSON to this file")
+def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Output]:
+    parser = _parser()
     chosen = parser.parse_args(arguments)
     if (
         min(chosen.threads) < 1
@@ -355,37 +297,118 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Path | None]:
         parser.error(
             f"--threads must be at least 1, --prompts 1 to 6, --max-tokens at least {_LEAST_TOKENS}, --rounds 0 or more"
         )
+    if 0 not in chosen.temperatures and not chosen.no_transformers:
+        parser.error("transformers runs at temperature 0 only: add 0 to --temperatures, or give --no-transformers")
+    pairs = chosen.pairs or ([] if chosen.drafts else [Pair.DEMO])
+    try:
+        for temperature in chosen.temperatures:
+            GenerationOptions(temperature=temperature)
+        drafts = [DraftChoice.of_pair(Pair(name), chosen.target) for name in pairs]
+        drafts += [DraftChoice.read(text) for text in chosen.drafts]
+    except ValueError as error:
+        parser.error(str(error))
+    drafts = list(dict.fromkeys(drafts))
+    labels = [choice.label for choice in drafts]
     settings = Settings(
         threads=tuple(chosen.threads),
         weights=tuple(WeightKind(name) for name in chosen.weights),
         num_prompts=chosen.prompts,
         max_tokens=chosen.max_tokens,
         with_transformers=not chosen.no_transformers,
-        pairs=tuple(dict.fromkeys(Pair(name) for name in chosen.pairs)),
+        target=chosen.target,
+        temperatures=tuple(dict.fromkeys(chosen.temperatures)),
+        drafts=tuple(
+            choice if labels.count(choice.label) == 1 else replace(choice, label="+".join(choice.sources))
+            for choice in drafts
+        ),
         num_rounds=chosen.rounds,
     )
-    return settings, chosen.out
+    return settings, Output(file=chosen.out, folder=chosen.out_dir)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m profiling.bench", description="Decoding speed, measured.")
+    parser.add_argument("--target", help="folder, .gguf file or hub id (default: the demo weights)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="intra-op threads (default: 1 2)")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        choices=[kind.value for kind in WeightKind],
+        default=["float16", "int8"],
+        help="weight kinds of our own systems (default: float16 int8)",
+    )
+    parser.add_argument(
+        "--temperatures",
+        nargs="+",
+        type=float,
+        default=[0.0],
+        metavar="T",
+        help="every prompt is answered at each, with a seed of its own; transformers only at 0 (default: 0)",
+    )
+    parser.add_argument(
+        "--pairs",
+        nargs="+",
+        choices=[pair.value for pair in Pair],
+        help="drafts for the target: those that ship, one that is never right, one as slow as the target; of all but "
+        "the first only the auto mode runs (default: demo, unless there are --drafts)",
+    )
+    parser.add_argument(
+        "--drafts",
+        nargs="+",
+        default=[],
+        metavar="DRAFT",
+        help="further drafts, as runtime's --draft names them, with commas between those that work together, as in: "
+        "auto ngram DIR ngram,DIR",
+    )
+    parser.add_argument("--prompts", type=int, default=5, help="prompts of each kind, 1 to 6 (default: 5)")
+    parser.add_argument("--max-tokens", type=int, default=96, help="tokens of each run (default: 96)")
+    parser.add_argument("--no-transformers", action="store_true", help="leave transformers out")
+    parser.add_argument(
+        "--rounds", type=int, default=1000, help="rounds with costless models, 0 for none (default: 1000)"
+    )
+    parser.add_argument("--out", type=new_file, help="also write the JSON to this file")
+    parser.add_argument(
+        "--out-dir",
+        type=new_folder,
+        metavar="DIR",
+        help="write the JSON and a plot of every prompt's speed-up there, named by the date",
+    )
+    return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the table, and print one line of JSON last."""
-    settings, out = _parse(arguments)
+    """Measure, print the tables, and print one line of JSON last.
+
+    Raises:
+        SlipstreamError: if a model cannot be loaded, or a plot is wanted that cannot be drawn.
+    """
+    settings, output = _parse(arguments)
+    if output.folder is not None:
+        # Whether it can be had is not found out after an hour of measuring.
+        new_figure()
     machine = describe_machine()
     costs = measure_round_costs(num_rounds=settings.num_rounds) if settings.num_rounds else []
-    rows = summarise(asyncio.run(measure(settings)))
+    runs = asyncio.run(measure(settings))
+    rows = summarise(runs)
+    speedups = prompt_speedups(runs)
+    speedup_rows = summarise_speedups(speedups)
     report = {
         "machine": machine,
         "max_tokens": settings.max_tokens,
         "num_prompts": settings.num_prompts,
+        "temperatures": settings.temperatures,
+        "drafts": {choice.label: choice.sources for choice in settings.drafts},
         "rows": [asdict(row) for row in rows],
+        "speedups": [row.as_dict() for row in speedup_rows],
+        "prompts": [speedup.as_dict() for speedup in speedups],
         "round_costs": [asdict(cost) for cost in costs],
     }
     print(format_table(rows))
+    print("\nSpeed over plain decoding, prompt by prompt:\n" + format_speedups(speedup_rows))
     print("\nWhat was decided where it was left open:\n" + format_decisions(rows))
     if costs:
         print("\nThe scheduler's own cost, a round with models that cost nothing:\n" + format_round_costs(costs))
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n")
+    output.write(json.dumps(report, indent=1), lambda path: write_plot(speedups, path))
     print(json.dumps(report))
     return 0
 

@@ -14,19 +14,10 @@ import torch
 
 from models import WeightKind
 from profiling import bench
-from profiling.bench import (
-    REFERENCE,
-    REFERENCE_LOOKUP,
-    Run,
-    Settings,
-    SummaryRow,
-    System,
-    format_table,
-    main,
-    measure,
-    summarise,
-)
-from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
+from profiling.bench import Settings, System, Turn, main, measure
+from profiling.bench_run import REFERENCE, REFERENCE_LOOKUP, Run
+from profiling.bench_summary import SummaryRow, format_table, summarise
+from profiling.prompts import PromptKind, bench_prompts
 
 PLAIN = "slipstream float16, plain"
 SPECULATION = "slipstream float16, sequential"
@@ -146,36 +137,56 @@ def test_the_table_has_a_line_for_each_row_and_dashes_for_what_is_unknown() -> N
     header, plain, speculation = format_table(
         summarise([*planted(PLAIN, [10, 20, 12]), *planted(SPECULATION, [5, 20, 4], acceptance=[0.5, None, 0.75])])
     ).splitlines()
-    assert header.split()[:3] == ["threads", "prompts", "system"]
-    assert plain.split() == ["1", "code", *PLAIN.split(), "12.00", "-", "1.00", "-", "-"]
-    assert speculation.split() == ["1", "code", *SPECULATION.split(), "5.00", "-", "2.00", "0.62", "-"]
+    assert header.split()[:4] == ["threads", "temp", "prompts", "system"]
+    assert plain.split() == ["1", "0", "code", *PLAIN.split(), "12.00", "-", "1.00", "-", "-"]
+    assert speculation.split() == ["1", "0", "code", *SPECULATION.split(), "5.00", "-", "2.00", "0.62", "-"]
     assert len({len(line) for line in (header, plain, speculation)}) == 1
+
+
+def told_systems(asked: list[tuple[int, str, Turn]], names: str, *, greedy_only: str = "") -> object:
+    """What stands for systems that note what they are asked."""
+
+    def system(name: str, threads: int) -> System:
+        async def run(turn: Turn) -> Run:
+            asked.append((threads, name, turn))
+            return replace(planted(name, [1], kind=turn.prompt.kind, threads=threads)[0], prompt=turn.index)
+
+        return System(name=name, run=run, greedy_only=name in greedy_only)
+
+    async def systems(settings: Settings, threads: int, stack: AsyncExitStack) -> list[System]:
+        return [system(name, threads) for name in names]
+
+    return systems
 
 
 def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each prompt is read by all systems before the next one, and none is timed on the prompt that warms up."""
-    asked: list[tuple[int, str, BenchPrompt]] = []
-
-    def system(name: str, threads: int) -> System:
-        async def run(prompt: BenchPrompt) -> Run:
-            asked.append((threads, name, prompt))
-            return replace(planted(name, [1], kind=prompt.kind, threads=threads)[0], prompt=99)
-
-        return System(name=name, run=run)
-
-    async def systems(settings: Settings, threads: int, stack: AsyncExitStack) -> list[System]:
-        return [system(name, threads) for name in "ab"]
-
-    monkeypatch.setattr(bench, "_systems", systems)
+    asked: list[tuple[int, str, Turn]] = []
+    monkeypatch.setattr(bench, "_systems", told_systems(asked, "ab"))
     runs = asyncio.run(measure(SETTINGS))
     prompts = [prompt for kind in PromptKind for prompt in bench_prompts(kind)[:2]]
     for threads, calls in ((1, asked[:14]), (2, asked[14:])):
         assert [name for _, name, _ in calls] == list("ab" + "abba" * 3)
         assert {called for called, _, _ in calls} == {threads}
-        assert not any(prompt in prompts for _, _, prompt in calls[:2])
-        assert [prompt for _, _, prompt in calls[2:]] == [prompt for prompt in prompts for _ in "ab"]
+        assert not any(turn.prompt in prompts for _, _, turn in calls[:2])
+        assert [turn.prompt for _, _, turn in calls[2:]] == [prompt for prompt in prompts for _ in "ab"]
+        assert {turn.temperature for _, _, turn in calls} == {0}
     assert len(runs) == 24
     assert [(run.kind, run.prompt) for run in runs[:12:2]] == [(kind, index) for kind in PromptKind for index in (0, 1)]
+
+
+def test_every_prompt_is_answered_once_at_each_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one seed for all systems; each is first as often as the others at either temperature."""
+    asked: list[tuple[int, str, Turn]] = []
+    monkeypatch.setattr(bench, "_systems", told_systems(asked, "abc", greedy_only="c"))
+    asyncio.run(measure(replace(SETTINGS, threads=(1,), temperatures=(0.0, 0.8))))
+    timed = [(name, turn) for _, name, turn in asked[3:]]
+    assert "".join(name for name, _ in timed) == "abcbabcaabcabbaabcabbcabacabab"
+    keys = [(name, turn.prompt.messages[0]["content"], turn.temperature) for name, turn in timed]
+    assert len(set(keys)) == len(keys) == 6 * (3 + 2)
+    seeds = {(turn.prompt.messages[0]["content"], turn.seed) for _, turn in timed}
+    assert len(seeds) == len({seed for _, seed in seeds}) == 6
+    assert {turn.temperature for name, turn in timed if name == "c"} == {0}
 
 
 @pytest.mark.parametrize(
@@ -191,6 +202,14 @@ def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.
         ["--rounds", "-1"],
         ["--weights", "int4"],
         ["--pairs", "good"],
+        ["--drafts", "none"],
+        ["--drafts", "ngram,"],
+        ["--drafts", "auto,ngram"],
+        ["--drafts"],
+        ["--temperatures", "0.8"],
+        ["--temperatures", "0", "-1"],
+        ["--temperatures", "0", "nan"],
+        ["--out-dir", "README.md/plots"],
         ["--speed"],
         ["--out", "no/such/folder/report.json"],
         ["--out", "."],
@@ -233,7 +252,8 @@ def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (kind, system) for kind in ("code", "chat", "copy") for system in own_systems
     }
     costs = report["round_costs"]
-    assert len(table) == 1 + len(rows) + 2 + 3 + 2 + 1 + len(costs)
+    assert len(report["speedups"]) == 2 * (3 + 1)
+    assert len(table) == 1 + len(rows) + 3 + len(report["speedups"]) + 2 + 3 + 2 + 1 + len(costs)
     assert {cost["mode"] for cost in costs} == {"plain", "sequential", "pipelined"}
     assert all(cost["host_us"] > 0 and cost["gap_us"] > 0 and cost["num_rounds"] == 60 for cost in costs)
     for row in rows:

@@ -1,0 +1,111 @@
+"""Medians of a benchmark: one row for each system on each kind of prompt.
+
+Owns the rows and their table. Knows nothing of how runs are made.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from profiling.bench_run import REFERENCE, Run, plain_of, runs_by_system
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryRow:
+    """One system on one kind of prompt at one temperature: medians, and medians of paired ratios."""
+
+    threads: int
+    temperature: float
+    kind: str
+    system: str
+    tpot_ms: float
+    ttft_ms: float
+    speedup_over_transformers: float | None
+    speedup_over_plain: float | None
+    identical_to_plain: bool | None
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    worst_tick_ms: float | None = None
+    lowest_speedup_over_plain: float | None = None
+    """Of any single prompt."""
+    decision: str = ""
+    """What was decided on the last prompt, and why."""
+
+
+def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
+    """One row for each number of threads, temperature, kind of prompt and system."""
+    return [_row(system, own, by_system) for by_system in runs_by_system(runs) for system, own in by_system.items()]
+
+
+def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]]) -> SummaryRow:
+    plain = by_system.get(plain_of(system), {})
+    any_run = next(iter(own.values()))
+    return SummaryRow(
+        threads=any_run.threads,
+        temperature=any_run.temperature,
+        kind=any_run.kind.value,
+        system=system,
+        tpot_ms=statistics.median(run.tpot_ms for run in own.values()),
+        ttft_ms=statistics.median(run.ttft_ms for run in own.values()),
+        speedup_over_transformers=_median_ratio(by_system.get(REFERENCE, {}), own),
+        speedup_over_plain=_median_ratio(plain, own),
+        identical_to_plain=_identical(own, plain),
+        acceptance_rate=_median(run.acceptance_rate for run in own.values()),
+        mean_acceptance_length=_median(run.acceptance_length for run in own.values()),
+        worst_tick_ms=max((run.worst_tick_ms for run in own.values() if run.worst_tick_ms is not None), default=None),
+        lowest_speedup_over_plain=min(_ratios(plain, own), default=None),
+        decision=list(own.values())[-1].decision,
+    )
+
+
+def _identical(own: dict[int, Run], plain: dict[int, Run]) -> bool | None:
+    return all(run.token_ids == plain[prompt].token_ids for prompt, run in own.items()) if plain else None
+
+
+def _ratios(base: dict[int, Run], other: dict[int, Run]) -> list[float]:
+    return [base[prompt].tpot_ms / run.tpot_ms for prompt, run in other.items() if prompt in base]
+
+
+def _median_ratio(base: dict[int, Run], other: dict[int, Run]) -> float | None:
+    return _median(_ratios(base, other))
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def format_table(rows: Sequence[SummaryRow]) -> str:
+    """The summary as a person reads it."""
+    columns = ("threads", "temp", "prompts", "system", "ms/token", "x transf.", "x plain", "accepted", "tick ms")
+    layout = "{:>7}  {:>4}  {:8}  {:38}  {:>8}  {:>9}  {:>7}  {:>8}  {:>7}"
+    lines = [layout.format(*columns)]
+    for row in rows:
+        line = layout.format(
+            row.threads,
+            f"{row.temperature:g}",
+            row.kind,
+            row.system,
+            _number(row.tpot_ms),
+            _number(row.speedup_over_transformers),
+            _number(row.speedup_over_plain),
+            _number(row.acceptance_rate),
+            "-" if row.worst_tick_ms is None else f"{row.worst_tick_ms:.1f}",
+        )
+        lines.append(line + ("  TOKENS DIFFER" if row.identical_to_plain is False else ""))
+    return "\n".join(lines)
+
+
+def format_decisions(rows: Sequence[SummaryRow]) -> str:
+    """What was decided where that was left open, and why."""
+    return "\n".join(
+        f"{row.system} ({row.threads} thread(s), temperature {row.temperature:g}, {row.kind}): {row.decision}"
+        for row in rows
+        if ", auto" in row.system
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
