@@ -12,6 +12,7 @@ Shape suffixes: T rows (tokens), I input features, O output features.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 
 import torch
@@ -23,10 +24,15 @@ _OLD_WAY = r".*(quantize_per_channel|torch\.ao\.quantization|quantized).*"
 """A warning whose replacement packs for other kernels."""
 
 
+_quiet = threading.Lock()
+"""Matrices are packed by several threads, and the filters of warnings are the whole process's: whoever left first would
+take them from the others."""
+
+
 def _pack(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.ScriptObject:
     scales_O = (weight_OI.abs().amax(dim=1) / 127).clamp_min(SMALLEST_MAGNITUDE).double()
     zero_points_O = torch.zeros(weight_OI.shape[0], dtype=torch.long)
-    with warnings.catch_warnings():
+    with _quiet, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_OLD_WAY)
         quantised_OI = torch.quantize_per_channel(weight_OI, scales_O, zero_points_O, axis=0, dtype=torch.qint8)
         packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(quantised_OI, bias_O)

@@ -50,7 +50,7 @@ class Lookahead:
         """Whether the draft had something to do behind the guess while the block was verified."""
         self._gamma: int | None = None
         """Tokens worth verifying at once, by the newest piece that has run; None before the first one, which the
-        target waits for as for the first token of a block: it might go on alone for long beside a draft that is late."""
+        target waits for as for a block's first token: it might go on alone for long beside a draft that is late."""
         self._behind = behind
         """Whether, by that piece, the draft is still reading: then nothing is expected of it."""
         self._instant = False

@@ -195,9 +195,7 @@ class TestChoice:
 class TestRefused:
     async def test_a_draft_of_another_target(self, drafts: dict[str, Path], tmp_path: Path) -> None:
         other = write_tiny_folder(tmp_path / "other", seed=8, tie_word_embeddings=True)
-        with pytest.raises(
-            PairError, match=r"made for .target\d+., not for .other.*models\.distill --target other"
-        ):
+        with pytest.raises(PairError, match=r"made for .target\d+., not for .other.*models\.distill --target other"):
             await Runtime.load(other, draft=drafts["feature"], threads=1)
 
     async def test_a_damaged_draft(self, drafts: dict[str, Path], target: Path, tmp_path: Path) -> None:
