@@ -42,6 +42,7 @@ from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET,
 from models.shallow import FeatureDraft, bind_draft
 from models.shipped import has_shipped_drafts, shipped_draft
 from models.tokenizer import Tokenizer
+from models.wrapped_decoder import WrappedDecoder
 
 __all__ = [
     "CPU_WEIGHT_KIND",
@@ -79,6 +80,7 @@ __all__ = [
     "Tokenizer",
     "UnsupportedModelError",
     "WeightKind",
+    "WrappedDecoder",
     "available_memory",
     "bind_draft",
     "check_memory",

@@ -35,8 +35,8 @@ from models.draft_folder import (
 )
 from models.elementwise import rms_norm
 from models.errors import CheckpointError
-from models.kv_cache import KeyValueCache
 from models.linear import MatrixKinds, PackedLinear, WeightKind, kind_of, pack_linear, unpacked
+from models.wrapped_decoder import WrappedDecoder
 
 _NARROW = tuple(range(1, VERIFY_BLOCK + 1))
 
@@ -149,18 +149,13 @@ class Fusion:
         return self._matrix(torch.cat(parts, dim=-1))
 
 
-class FeatureDraft:
-    """A `models.feature_model.FeatureReader` on the target's device."""
+class FeatureDraft(WrappedDecoder):
+    """A `models.feature_model.FeatureReader` on the target's device, with the target's limits."""
 
     def __init__(self, decoder: Decoder, fusion: Fusion) -> None:
         """Bind the draft's layers to what comes before them; use `bind_draft`."""
-        self._decoder = decoder
+        super().__init__(decoder)
         self._fusion = fusion
-
-    @property
-    def name(self) -> str:
-        """A name for messages and metrics."""
-        return self._decoder.name
 
     @property
     def config(self) -> ModelConfig:
@@ -173,37 +168,9 @@ class FeatureDraft:
         return self._decoder.packed_weights
 
     @property
-    def vocab_size(self) -> int:
-        """Width V of a logit row: the target's."""
-        return self._decoder.vocab_size
-
-    @property
-    def context_length(self) -> int:
-        """Most positions: the target's."""
-        return self._decoder.context_length
-
-    @property
-    def max_block(self) -> int:
-        """Most tokens of one call: the target's."""
-        return self._decoder.max_block
-
-    @property
-    def device(self) -> torch.device:
-        """The target's."""
-        return self._decoder.device
-
-    @property
     def feature_size(self) -> int:
         """Width E of a feature."""
         return self._decoder.feature_size
-
-    def new_cache(self, capacity: int) -> KeyValueCache:
-        """An empty cache for one sequence of at most `capacity` tokens.
-
-        Raises:
-            ValueError: if `capacity` is below 1.
-        """
-        return self._decoder.new_cache(capacity)
 
     def forward(self, token_ids_T: torch.Tensor, cache: Cache, *, num_logits: int) -> torch.Tensor:
         """Append T tokens of whose features nothing is known; logits_RV as `models.causal_model.CausalModel` says."""

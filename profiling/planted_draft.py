@@ -18,8 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from models import Cache, Checkpoint, Decoder, ModelConfig, WeightKind
-from profiling.wrapped_decoder import WrappedDecoder
+from models import Cache, Checkpoint, Decoder, ModelConfig, WeightKind, WrappedDecoder
 
 NUM_LAYERS = 2
 NUM_HEAD_ROWS = 8192

@@ -12,8 +12,7 @@ import random
 
 import torch
 
-from models import Cache, Decoder
-from profiling.wrapped_decoder import WrappedDecoder
+from models import Cache, Decoder, WrappedDecoder
 
 _CERTAIN = 1e4
 """A logit above all others."""
