@@ -12,6 +12,7 @@ limit_spinning()  # before anything imports torch
 from models.causal_model import Cache, CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.config import Family, ModelConfig, RopeConfig, RopeScaling
+from models.console import BaseConsole
 from models.decoder import Decoder
 from models.draft_folder import (
     DraftDesign,
@@ -45,6 +46,7 @@ from models.tokenizer import Tokenizer
 from models.wrapped_decoder import WrappedDecoder
 
 __all__ = [
+    "BaseConsole",
     "CPU_WEIGHT_KIND",
     "Cache",
     "CausalModel",

@@ -1,18 +1,17 @@
-"""The terminal, or the pipe in its place.
+"""The terminal, or the pipe in its place, while a long program runs.
 
-Owns what goes to standard output and what to standard error, and how progress is told: a bar to somebody who watches,
-else a line now and then. Knows nothing of distillation.
+Owns how progress is told: a bar to somebody who watches, else a line now and then. Knows nothing of distillation.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
+
+from models.console import BaseConsole
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -20,47 +19,25 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 30.0
 
 
-class Console:
-    """Results on standard output, everything about them on standard error."""
-
-    def result(self, text: str) -> None:
-        """Print whole lines of output."""
-        print(text, flush=True)
-
-    def note(self, text: str) -> None:
-        """Say what is being done."""
-        print(text, file=sys.stderr, flush=True)
-
-    def error(self, error: BaseException | str) -> None:
-        """Report a failure in one line."""
-        self.note(f"error: {' '.join(str(error).split()) or type(error).__name__}")
+class Console(BaseConsole):
+    """Results on standard output; everything about them, and how far they are, on standard error."""
 
     @contextmanager
     def progress(self, label: str, unit: str) -> Iterator[Progress]:
         """Tell how far a stage is, until the end of the `with` block."""
-        progress = Progress(label, unit)
+        progress = Progress(self, label, unit)
         try:
             yield progress
         finally:
             progress.close()
 
-    @contextlib.contextmanager
-    def warnings_shown(self) -> Generator[None, None, None]:
-        """Print what the library warns of in the same manner."""
-        logger = logging.getLogger("slipstream")
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("warning: %(message)s"))
-        logger.addHandler(handler)
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-
 
 class Progress:
     """Of one stage."""
 
-    def __init__(self, label: str, unit: str) -> None:
+    def __init__(self, console: BaseConsole, label: str, unit: str) -> None:
+        """Begin a stage that works through things of that unit; use `Console.progress`."""
+        self._console = console
         self._label = label
         self._unit = unit
         self._bar: tqdm[NoReturn] | None = None
@@ -71,7 +48,7 @@ class Progress:
         """So much of so much is done; may be called as often as one likes."""
         if self._begun is None:
             self._begun = (time.monotonic(), done)
-            if sys.stderr is not None and sys.stderr.isatty():
+            if self._console.is_watched:
                 self._bar = _new_bar(self._label, self._unit, done, wanted)
         if self._bar is not None:
             self._bar.set_postfix_str(words, refresh=False)
@@ -80,7 +57,7 @@ class Progress:
         now_s = time.monotonic()
         if now_s >= self._next_line_s or done == wanted:
             self._next_line_s = now_s + _LINE_EVERY_S
-            print(self._line(done, wanted, words), file=sys.stderr, flush=True)
+            self._console.note(self._line(done, wanted, words))
 
     def close(self) -> None:
         """Leave the bar as it is."""
