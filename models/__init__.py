@@ -11,6 +11,7 @@ limit_spinning()  # before anything imports torch
 
 from models.causal_model import Cache, CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
+from models.close_match import closest_name
 from models.config import Family, ModelConfig, RopeConfig, RopeScaling
 from models.console import BaseConsole
 from models.decoder import Decoder
@@ -87,6 +88,7 @@ __all__ = [
     "bind_draft",
     "check_memory",
     "check_pair",
+    "closest_name",
     "default_weight_kind",
     "estimate_memory",
     "has_shipped_drafts",

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
 
-from models import WeightKind
+from models import WeightKind, closest_name
 from runtime.load_settings import ADAPTIVE, MAX_GAMMA, MAX_LEAD, LoadSettings, Mode
 from runtime.options import GenerationOptions
 from scheduler import Verification
@@ -113,8 +112,8 @@ def _explain_left(left: Sequence[str]) -> str:
         return f"more than one prompt: {left[0]!r} is too much; put the prompt in quotes, as in: {EXAMPLE}"
     others = ("help", "version", *_ACTIONS, "system", "no_uvloop")
     known = [_flag(option) for option in (*_LOAD_OPTIONS, *_GENERATION_OPTIONS, *others)]
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"unknown option {name}" + (f" (did you mean {close[0]}?)" if close else f"; {PROGRAM} --help lists them")
+    close = closest_name(name, known)
+    return f"unknown option {name}" + (f" (did you mean {close}?)" if close else f"; {PROGRAM} --help lists them")
 
 
 def _flag(name: str) -> str:

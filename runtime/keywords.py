@@ -6,10 +6,11 @@ Owns the messages for unknown names. Knows nothing of what a keyword does.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable
 from enum import Enum
 from typing import TypeVar
+
+from models import closest_name
 
 Choice = TypeVar("Choice", bound=Enum)
 
@@ -31,8 +32,7 @@ def check_names(keywords: Iterable[str], settings: type) -> None:
     known = sorted(option.name for option in dataclasses.fields(settings))
     for name in keywords:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            meant = _OTHER_NAMES.get(name) or (close[0] if close else None)
+            meant = _OTHER_NAMES.get(name) or closest_name(name, known)
             suggestion = f" (did you mean {meant!r}?)" if meant in known else ""
             raise TypeError(f"unknown option {name!r}{suggestion}; known options: {', '.join(known)}")
 

@@ -7,7 +7,6 @@ and `TrainingSettings` have. Knows nothing of running.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
+from models.close_match import closest_name
 from models.distill.settings import Loss, TrainingSettings, WritingSettings
 from models.distill.text_kind import TextKind
 from models.draft_folder import DraftDesign
@@ -289,5 +289,5 @@ def _explain_left(parser: argparse.ArgumentParser, left: Sequence[str]) -> str:
     name = next((argument.partition("=")[0] for argument in left if argument.startswith("-")), None)
     if name is None:
         return f"{left[0]!r} belongs to no option; {PROGRAM} --help lists them"
-    close = difflib.get_close_matches(name, parser.format_help().split(), n=1)
-    return f"unknown option {name}" + (f" (did you mean {close[0]}?)" if close else f"; {PROGRAM} --help lists them")
+    close = closest_name(name, parser.format_help().split())
+    return f"unknown option {name}" + (f" (did you mean {close}?)" if close else f"; {PROGRAM} --help lists them")
