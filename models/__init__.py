@@ -33,6 +33,7 @@ from models.errors import (
     UnsupportedModelError,
 )
 from models.feature_model import FeatureReader, FeatureSource
+from models.figure import new_figure
 from models.free_memory import available_memory
 from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind
 from models.loading import LoadedModel, OpenModel, open_model
@@ -93,6 +94,7 @@ __all__ = [
     "estimate_memory",
     "has_shipped_drafts",
     "is_draft_folder",
+    "new_figure",
     "open_checkpoint",
     "open_draft",
     "open_model",

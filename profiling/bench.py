@@ -21,9 +21,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from models import WeightKind, open_checkpoint
+from models import MissingDependencyError, WeightKind, new_figure, open_checkpoint
 from models.demo import demo_weights
-from profiling.bench_plot import new_figure, write_plot
+from profiling.bench_plot import write_plot
 from profiling.bench_run import REFERENCE, REFERENCE_LOOKUP, Run
 from profiling.bench_speedups import format_speedups, prompt_speedups, summarise_speedups
 from profiling.bench_summary import format_decisions, format_table, summarise
@@ -384,8 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     settings, output = _parse(arguments)
     if output.folder is not None:
-        # Whether it can be had is not found out after an hour of measuring.
-        new_figure()
+        _check_plots()
     machine = describe_machine()
     costs = measure_round_costs(num_rounds=settings.num_rounds) if settings.num_rounds else []
     runs = asyncio.run(measure(settings))
@@ -411,6 +410,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output.write(json.dumps(report, indent=1), lambda path: write_plot(speedups, path))
     print(json.dumps(report))
     return 0
+
+
+def _check_plots() -> None:
+    """Find out beforehand, not after an hour of measuring.
+
+    Raises:
+        MissingDependencyError: if there is nothing to draw plots with.
+    """
+    try:
+        new_figure()
+    except MissingDependencyError as error:
+        raise MissingDependencyError(f"{error}, or leave out --out-dir") from error
 
 
 if __name__ == "__main__":

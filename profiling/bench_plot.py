@@ -9,32 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models import MissingDependencyError
+from models import new_figure
 from profiling.bench_speedups import PromptSpeedup, summarise_speedups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ALL_KINDS = "all"
 _LINES = {0.95: ":", 1.0: "-", 1.15: "--"}
 """What must not be undercut, plain decoding, and what a median should reach."""
 _GROUP_WIDTH = 0.8
-
-
-def new_figure(num_rows: int = 1, num_columns: int = 1) -> Figure:
-    """An empty figure, for so many panels.
-
-    Raises:
-        MissingDependencyError: if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "plots need matplotlib; install it with: pip install 'slipstream[plot]', or leave out --out-dir"
-        ) from error
-    return Figure(figsize=(8 * num_columns, 5 * num_rows), layout="constrained")
 
 
 def write_plot(speedups: Sequence[PromptSpeedup], path: Path) -> None:
@@ -48,7 +32,7 @@ def write_plot(speedups: Sequence[PromptSpeedup], path: Path) -> None:
         raise ValueError("no system speculated beside plain decoding, so there is no speed-up to draw")
     numbers_of_threads = sorted({speedup.threads for speedup in speedups})
     temperatures = list(dict.fromkeys(speedup.temperature for speedup in speedups))
-    figure = new_figure(len(numbers_of_threads), len(temperatures))
+    figure = new_figure(width_inches=8 * len(temperatures), height_inches=5 * len(numbers_of_threads))
     panels = figure.subplots(len(numbers_of_threads), len(temperatures), sharey=True, squeeze=False)
     for row, threads in enumerate(numbers_of_threads):
         for column, temperature in enumerate(temperatures):
@@ -59,7 +43,7 @@ def write_plot(speedups: Sequence[PromptSpeedup], path: Path) -> None:
             _draw_panel(axes, shown)
             axes.set_title(f"temperature {temperature:g}, {threads} thread(s)", fontsize=10)
     panels[0, 0].legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path)
 
 
 def _draw_panel(axes: Axes, speedups: Sequence[PromptSpeedup]) -> None:

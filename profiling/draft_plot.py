@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models import MissingDependencyError
+from models import new_figure
 from profiling.draft_comparison import ExpectedSpeed, JudgedDraft, VerifyingLaw, expected_speeds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _GROUP_WIDTH = 0.8
 
@@ -25,22 +24,12 @@ def write_plot(drafts: Sequence[JudgedDraft], path: Path) -> None:
     Raises:
         MissingDependencyError: if matplotlib is not installed.
     """
-    figure = _new_figure()
+    figure = new_figure(width_inches=15, height_inches=5)
     speeds = [speed for draft in drafts for speed in expected_speeds(draft)]
     for axes, law in zip(figure.subplots(1, len(VerifyingLaw), sharey=True), VerifyingLaw, strict=True):
         _draw_law(axes, [speed for speed in speeds if speed.law is law], [draft.name for draft in drafts])
         axes.set_title(law if law is VerifyingLaw.GREEDY else f"{law}, temperature 1", fontsize=10)
-    figure.savefig(path, dpi=110)
-
-
-def _new_figure() -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "plots need matplotlib; install it with: pip install 'slipstream[plot]', or leave out --out-dir"
-        ) from error
-    return Figure(figsize=(15, 5), layout="constrained")
+    figure.savefig(path)
 
 
 def _draw_law(axes: Axes, speeds: Sequence[ExpectedSpeed], names: Sequence[str]) -> None:

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             write_plot(results, chosen.out_dir / f"{name}.png")
         except MissingDependencyError as error:
-            print(error, file=sys.stderr)
+            print(f"{error}, or leave out --out-dir", file=sys.stderr)
             return 1
     return 0
 

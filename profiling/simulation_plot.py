@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models import MissingDependencyError
+from models import new_figure
 from profiling.simulation_grid import PointResult
 from profiling.simulation_report import formula_speed_up
 from scheduler import RoundMode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _CURVES = (0.6, 0.7, 0.8, 0.9)
 _GAMMAS = range(1, 9)
@@ -29,7 +28,7 @@ def write_plot(results: Sequence[PointResult], path: Path) -> None:
     Raises:
         MissingDependencyError: if matplotlib is not installed.
     """
-    figure = _new_figure()
+    figure = new_figure(width_inches=15, height_inches=9)
     halves = figure.add_gridspec(2, 1)
     extra_ratios = sorted({result.point.extra_ratio for result in results})
     shown = [result for result in results if result.point.extra_ratio == extra_ratios[-1]]
@@ -42,17 +41,7 @@ def write_plot(results: Sequence[PointResult], path: Path) -> None:
     for column, ratio in enumerate(extra_ratios):
         chosen = [result for result in results if result.point.extra_ratio == ratio]
         _draw_curves(figure.add_subplot(curves[0, column]), chosen, ratio)
-    figure.savefig(path, dpi=110)
-
-
-def _new_figure() -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "plots need matplotlib; install it with: pip install 'slipstream[plot]', or leave out --out-dir"
-        ) from error
-    return Figure(figsize=(15, 9), layout="constrained")
+    figure.savefig(path)
 
 
 def _draw_map(axes: Axes, results: Sequence[PointResult], contention: float) -> None:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from models.distill.evaluation import Evaluation, Figures
 from models.distill.run_state import HistoryPoint
-from models.errors import MissingDependencyError
+from models.figure import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-_DPI = 110
+_WIDTH_INCHES, _HEIGHT_INCHES = 11.0, 4.5
 _BAR_WIDTH = 0.26
 
 
@@ -31,14 +30,14 @@ def write_training_chart(history: Sequence[HistoryPoint], path: Path) -> None:
     """
     if not history:
         raise ValueError("the history is empty; draw it after the first evaluation")
-    figure = _new_figure(width=11, height=4.5)
+    figure = new_figure(width_inches=_WIDTH_INCHES, height_inches=_HEIGHT_INCHES)
     by_tokens, by_minutes = figure.subplots(1, 2, sharey=True)
     _draw_curves(by_tokens, history, [point.num_tokens / 1e6 for point in history])
     by_tokens.set_xlabel("million tokens seen")
     by_tokens.set_ylabel("mean of sum min(p, q) on held-out text")
     _draw_curves(by_minutes, history, [point.trained_s / 60 for point in history])
     by_minutes.set_xlabel("minutes of training")
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path)
 
 
 def write_evaluation_chart(evaluation: Evaluation, path: Path) -> None:
@@ -48,7 +47,7 @@ def write_evaluation_chart(evaluation: Evaluation, path: Path) -> None:
         MissingDependencyError: if matplotlib is not installed.
         OSError: if the file cannot be written.
     """
-    figure = _new_figure(width=11, height=4.5)
+    figure = new_figure(width_inches=_WIDTH_INCHES, height_inches=_HEIGHT_INCHES)
     rates, lengths = figure.subplots(1, 2)
     groups = {str(kind): figures for kind, figures in evaluation.by_kind.items()} | {"all": evaluation.overall}
     _draw_bars(
@@ -73,17 +72,7 @@ def write_evaluation_chart(evaluation: Evaluation, path: Path) -> None:
     )
     lengths.set_ylim(1, evaluation.gamma + 1)
     lengths.set_title(f"mean tokens of a round, gamma {evaluation.gamma}", fontsize=10)
-    figure.savefig(path, dpi=_DPI)
-
-
-def _new_figure(*, width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "plots need matplotlib; install it with: pip install 'slipstream[plot]'"
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
+    figure.savefig(path)
 
 
 def _draw_curves(axes: Axes, history: Sequence[HistoryPoint], places: Sequence[float]) -> None:

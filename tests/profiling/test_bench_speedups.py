@@ -115,7 +115,7 @@ def test_a_missing_matplotlib_is_told_before_anything_is_measured(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delattr(bench, "measure")
-    with pytest.raises(MissingDependencyError, match=r"slipstream\[plot\]"):
+    with pytest.raises(MissingDependencyError, match=r"slipstream\[plot\]', or leave out --out-dir$"):
         main(["--out-dir", str(tmp_path)])
 
 

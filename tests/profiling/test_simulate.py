@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from models import MissingDependencyError
 from profiling import simulate as program
 from profiling.simulation import SimulationSettings, simulate
 from profiling.simulation_grid import Grid, GridPoint, PointResult, SimulatedPlan, full_grid, groups, simulate_group
-from profiling.simulation_plot import write_plot
 from profiling.simulation_report import format_report, formula_speed_up, summarize
 from scheduler import RoundMode, RoundPlan
 
@@ -123,10 +121,14 @@ class TestReport:
         assert lines[3].split() == ["0.8", "2.00s", "0.8", "0.75"]
         assert "loses 25.0% (median), 25.0% at worst; more than 3% at 1" in lines[-5]
 
-    def test_a_plot_without_matplotlib_names_the_command(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_without_matplotlib_the_figures_are_kept_and_the_command_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(MissingDependencyError, match="pip install"):
-            write_plot([self.RESULT], tmp_path / "plot.png")
+        monkeypatch.setattr(program, "run_grid", lambda grid, num_processes: [self.RESULT])
+        assert program.main(["--quick", "--out-dir", str(tmp_path)]) == 1
+        assert "pip install 'slipstream[plot]', or leave out --out-dir" in capsys.readouterr().err
+        assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
 def test_the_program_prints_json_and_writes_it_down_with_a_plot(
