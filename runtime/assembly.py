@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from models import (
     CausalModel,
     Decoder,
@@ -214,9 +216,16 @@ def _load_drafts(
             draft_lane = _draft_lane(draft.model, loaded.lane, placement)
             policy = _policy_factory(spec, settings, _costs_of(loaded.lane, draft_lane), controllers)()
             if isinstance(draft_lane, FeatureLane):
-                proposers.append(FeatureProposer(draft_lane, policy))
+                proposers.append(FeatureProposer(draft_lane, policy, proposable_ids_C=draft.proposable_ids_C))
             else:
-                proposers.append(ModelProposer(draft_lane, policy, num_shared_ids=draft.num_shared_ids))
+                proposers.append(
+                    ModelProposer(
+                        draft_lane,
+                        policy,
+                        num_shared_ids=draft.num_shared_ids,
+                        proposable_ids_C=draft.proposable_ids_C,
+                    )
+                )
     return _LoadedDrafts(proposers=tuple(proposers), controllers=tuple(controllers), lane=draft_lane)
 
 
@@ -328,6 +337,8 @@ class _DraftModel:
 
     model: CausalModel
     num_shared_ids: int
+    proposable_ids_C: torch.Tensor | None = None
+    """Of a cut head."""
 
 
 def _draft_model(spec: DraftSpec, draft: _OpenDraft, loaded_target: _LoadedTarget) -> _DraftModel | None:
@@ -342,7 +353,12 @@ def _draft_model(spec: DraftSpec, draft: _OpenDraft, loaded_target: _LoadedTarge
             if draft is None
             else bind_draft(draft, target.model)
         )
-        return _DraftModel(model=model, num_shared_ids=model.vocab_size)
+        head_ids_C = None if draft is None else draft.head_token_ids_C
+        return _DraftModel(
+            model=model,
+            num_shared_ids=model.vocab_size,
+            proposable_ids_C=None if head_ids_C is None else head_ids_C.to(model.device, torch.int64),
+        )
     loaded = draft.load()
     report = check_pair(
         target.tokenizer,

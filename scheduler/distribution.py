@@ -46,6 +46,18 @@ class Distribution:
         probabilities_V[self.token_ids_C] = self.probabilities_C()
         return probabilities_V
 
+    def among(self, token_ids_C: torch.Tensor) -> Distribution:
+        """The same over these candidates (int64, ascending), where nothing was filtered and no other has a chance.
+
+        A row of a cut head is minus infinity nearly everywhere, and noise for each token that cannot be drawn is most
+        of what drawing from it costs.
+        """
+        if len(self.token_ids_C) < self.vocab_size:
+            return self
+        return Distribution(
+            vocab_size=self.vocab_size, token_ids_C=token_ids_C, log_weights_C=self.log_weights_C[token_ids_C]
+        )
+
     def draw(self, seed: int, position: int, purpose: Purpose) -> int:
         """The token that the noise at (seed, position, purpose) picks."""
         if len(self.token_ids_C) == 1:

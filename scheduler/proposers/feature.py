@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from scheduler.distribution import SamplingLaw
 from scheduler.feature_lane import FeatureLane
 from scheduler.features import Features
@@ -30,9 +32,9 @@ def feature_size_of(proposers: Sequence[Proposer]) -> int | None:
 class FeatureProposer(ModelProposer):
     """A `ModelProposer` whose model reads what the target made of the tokens before."""
 
-    def __init__(self, lane: FeatureLane, policy: GammaPolicy) -> None:
-        """Bind the draft's lane to its gamma policy; the draft has its target's ids."""
-        super().__init__(lane, policy)
+    def __init__(self, lane: FeatureLane, policy: GammaPolicy, *, proposable_ids_C: torch.Tensor | None = None) -> None:
+        """Bind the draft's lane to its gamma policy; the draft has its target's ids, but may propose only some."""
+        super().__init__(lane, policy, proposable_ids_C=proposable_ids_C)
         self._feature_lane = lane
 
     @property

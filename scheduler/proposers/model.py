@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from scheduler.costs import elapsed_ms
-from scheduler.distribution import SamplingLaw
+from scheduler.distribution import Distribution, SamplingLaw
 from scheduler.errors import NonFiniteLogitsError
 from scheduler.gamma import IN_TURN, GammaPolicy, Leads
 from scheduler.history import TokenHistory
@@ -26,7 +26,14 @@ from scheduler.settings import Verification
 class ModelProposer:
     """Draws gamma tokens from a draft model, one after the other."""
 
-    def __init__(self, lane: Lane, policy: GammaPolicy, *, num_shared_ids: int | None = None) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        policy: GammaPolicy,
+        *,
+        num_shared_ids: int | None = None,
+        proposable_ids_C: torch.Tensor | None = None,
+    ) -> None:
         """Bind the draft's lane to its gamma policy.
 
         Args:
@@ -34,10 +41,12 @@ class ModelProposer:
             policy: chooses gamma.
             num_shared_ids: ids from here on mean nothing to target and draft alike (padding of their heads): they are
                 neither proposed nor read. None shares all that the draft has.
+            proposable_ids_C: int64, ascending; all that a head cut to them gives a chance. None where it is whole.
         """
         self._lane = lane
         self._policy = policy
         self._num_shared_ids = min(num_shared_ids or lane.model.vocab_size, lane.model.vocab_size)
+        self._proposable_ids_C = proposable_ids_C
 
     @property
     def name(self) -> str:
@@ -118,7 +127,7 @@ class ModelProposer:
         while True:
             row_V = logits_RV[0, : self._num_shared_ids]
             try:
-                distribution = law.apply(row_V, history, token_ids)
+                distribution = self._distribution(law, row_V, history, token_ids)
             except NonFiniteLogitsError:
                 if not _is_cut(row_V):
                     raise
@@ -135,6 +144,12 @@ class ModelProposer:
             probabilities=None if coupled else tuple(probabilities),
             draft_ms=elapsed_ms(started_s),
         )
+
+    def _distribution(
+        self, law: SamplingLaw, row_V: torch.Tensor, history: TokenHistory, token_ids: Sequence[int]
+    ) -> Distribution:
+        distribution = law.apply(row_V, history, token_ids)
+        return distribution if self._proposable_ids_C is None else distribution.among(self._proposable_ids_C)
 
     def is_behind(self, history: TokenHistory) -> bool:
         """Whether the draft needs more than one call to catch up."""

@@ -386,3 +386,15 @@ class TestDraw:
         distribution = law.apply(random_rows(1)[0], law.start_history(PROMPT))
         assert math.isclose(float(distribution.probabilities_C().sum()), 1, rel_tol=1e-6)
         assert math.isclose(float(distribution.probabilities_V().sum()), 1, rel_tol=1e-6)
+
+    @pytest.mark.parametrize("name", ["hot", "all filters"])
+    def test_leaving_out_what_has_no_chance_changes_no_draw(self, name: str) -> None:
+        law = new_law(settings_of(name))
+        head_ids_C = torch.arange(1, VOCAB, 3)
+        for position, row_V in enumerate(random_rows(50)):
+            cut_V = torch.full_like(row_V, float("-inf")).index_copy(0, head_ids_C, row_V[head_ids_C])
+            whole = law.apply(cut_V, law.start_history(PROMPT))
+            among = whole.among(head_ids_C)
+            assert len(among.token_ids_C) <= len(head_ids_C) < VOCAB
+            torch.testing.assert_close(among.probabilities_V(), whole.probabilities_V())
+            assert among.draw(9, position, Purpose.DRAFT) == whole.draw(9, position, Purpose.DRAFT)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import scheduler.distribution
 from scheduler import (
     FixedGamma,
     Lane,
@@ -78,6 +79,41 @@ class TestModel:
             if rule is Verification.REJECTION:
                 assert torch.equal(proposal.probabilities[index], wanted.probabilities_V())
         assert (proposal.probabilities is None) == (rule is Verification.COUPLED)
+
+    @pytest.mark.parametrize("rule", Verification)
+    def test_a_cut_head_offers_the_same_with_less_noise(
+        self, stream: ThreadStream, rule: Verification, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        head_ids_C = torch.arange(1, VOCAB, 3)
+
+        class CutTable(TableModel):
+            def forward(self, token_ids_T: torch.Tensor, cache: object, *, num_logits: int) -> torch.Tensor:
+                logits_RV = super().forward(token_ids_T, cache, num_logits=num_logits)  # type: ignore[arg-type]  # handed on
+                return torch.full_like(logits_RV, float("-inf")).index_copy(1, head_ids_C, logits_RV[:, head_ids_C])
+
+        law = law_of(verification=rule, seed=8)
+        history = law.start_history(PROMPT)
+        drawn: list[int] = []
+        noise = scheduler.distribution.gumbel_noise
+
+        def counted(seed: int, position: int, purpose: Purpose, token_ids_N: torch.Tensor) -> torch.Tensor:
+            drawn.append(len(token_ids_N))
+            return noise(seed, position, purpose, token_ids_N)
+
+        monkeypatch.setattr(scheduler.distribution, "gumbel_noise", counted)
+        proposals = []
+        for proposable_ids_C, num_drawn in ((None, VOCAB), (head_ids_C, len(head_ids_C))):
+            lane = Lane("draft", CutTable(vocab_size=VOCAB, seed=6), stream, capacity=100)
+            proposer = ModelProposer(lane, FixedGamma(3), proposable_ids_C=proposable_ids_C)
+            proposer.begin(history)
+            drawn.clear()
+            proposals.append(propose(proposer, law, history, 8))
+            assert drawn == [num_drawn] * 3
+        whole, among = proposals
+        assert among.token_ids == whole.token_ids
+        assert set(among.token_ids) <= set(head_ids_C.tolist())
+        for among_V, whole_V in zip(among.probabilities or (), whole.probabilities or (), strict=True):
+            torch.testing.assert_close(among_V, whole_V)
 
     @pytest.mark.parametrize("rule", Verification)
     def test_its_cache_never_falls_out_of_step(self, stream: ThreadStream, rule: Verification) -> None:
