@@ -35,7 +35,7 @@ from models.errors import (
 from models.feature_model import FeatureReader, FeatureSource
 from models.figure import new_figure
 from models.free_memory import available_memory
-from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind
+from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind, draft_weight_kind
 from models.loading import LoadedModel, OpenModel, open_model
 from models.memory import DistilledSize, check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
@@ -91,6 +91,7 @@ __all__ = [
     "check_pair",
     "closest_name",
     "default_weight_kind",
+    "draft_weight_kind",
     "estimate_memory",
     "has_shipped_drafts",
     "is_draft_folder",

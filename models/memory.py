@@ -55,6 +55,8 @@ class DistilledSize:
     cut_head_size: int | None
     """Rows of its head; None where it has the target's."""
     reads_features: bool
+    weights: WeightKind
+    """How its own matrices are kept (`models.linear.draft_weight_kind`)."""
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -97,7 +99,7 @@ def estimate_memory(
     if draft is not None and draft_weights is not None:
         weight_bytes += _weight_bytes(draft, draft_weights)
     if draft is not None and distilled is not None:
-        weight_bytes += _distilled_weight_bytes(draft, target_weights, distilled)
+        weight_bytes += _distilled_weight_bytes(draft, distilled)
     num_positions = key_length_at(context_length + max(WIDE_WIDTHS) - 1)
     per_token = _cache_bytes_per_token(target, target_weights)
     if draft is not None:
@@ -177,16 +179,14 @@ def _weight_bytes(config: ModelConfig, weights: WeightKind | MatrixKinds) -> int
     return config.num_layers * _layer_bytes(config, kinds) + embedding + head + _FLOAT32_BYTES * config.hidden_size
 
 
-def _distilled_weight_bytes(config: ModelConfig, weights: WeightKind | MatrixKinds, distilled: DistilledSize) -> int:
-    kinds = _kinds(weights)
-    # Beside int8, a draft's layers are kept in float16.
-    kind = WeightKind.FLOAT16 if kinds.qkv is WeightKind.INT8 else kinds.qkv
+def _distilled_weight_bytes(config: ModelConfig, distilled: DistilledSize) -> int:
+    kinds = MatrixKinds.of(distilled.weights)
     hidden = config.hidden_size
-    num_bytes = config.num_layers * _layer_bytes(config, MatrixKinds.of(kind))
+    num_bytes = config.num_layers * _layer_bytes(config, kinds)
     if distilled.cut_head_size is not None:
         num_bytes += _matrix_bytes((distilled.cut_head_size, hidden), kinds.head)
     if distilled.reads_features:
-        num_bytes += _matrix_bytes((hidden, 2 * hidden), kind) + 2 * _FLOAT32_BYTES * hidden
+        num_bytes += _matrix_bytes((hidden, 2 * hidden), kinds.qkv) + 2 * _FLOAT32_BYTES * hidden
     return num_bytes
 
 

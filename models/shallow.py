@@ -3,8 +3,8 @@
 Owns the binding and the fusion of tokens with features. Knows nothing of how the draft was trained or who steps it.
 
 Embedding, final norm and an uncut head are the target's objects, not copies. A cut head packs its rows out of the
-target's, whatever scale that has taken up (`models.smoothing`). Layers are kept as the target's are, but in float16
-beside int8: nobody has measured the scales that int8 wants of them.
+target's, whatever scale that has taken up (`models.smoothing`). What a draft does not share is kept in int8 beside
+float16 or int8, else as the target's is (`models.linear.draft_weight_kind`).
 
 A draft's bits decide what is proposed and never what is written, so its calls are as narrow as they can be.
 
@@ -35,7 +35,7 @@ from models.draft_folder import (
 )
 from models.elementwise import rms_norm
 from models.errors import CheckpointError
-from models.linear import MatrixKinds, PackedLinear, WeightKind, kind_of, pack_linear, unpacked
+from models.linear import MatrixKinds, PackedLinear, WeightKind, draft_weight_kind, kind_of, pack_linear, unpacked
 from models.wrapped_decoder import WrappedDecoder
 
 _NARROW = tuple(range(1, VERIFY_BLOCK + 1))
@@ -59,14 +59,14 @@ def bind_draft(draft: DraftFolder, target: Decoder) -> Decoder | FeatureDraft:
     if dataclasses.replace(target.config, num_layers=draft.config.num_layers) != draft.config:
         raise ValueError(f"open the draft {draft.name!r} on the checkpoint that {target.name!r} was loaded from")
     tensors = draft.tensors()
-    kinds = _layer_kinds(target)
+    kinds = MatrixKinds.of(draft_weight_kind(kind_of(target.packed_weights.layers[0].qkv), target.device))
     try:
         layers = load_layers(_LayerTensors(draft.config, tensors, draft.name), kinds, target.device)
         head = _head(draft, target)
         decoder = _decoder(draft, target, layers, head)
         if draft.design is DraftDesign.TOKEN:
             return decoder
-        fusion = Fusion(tensors, kinds.output, config=draft.config, device=target.device)
+        fusion = Fusion(tensors, kinds.qkv, config=draft.config, device=target.device)
     except ValueError as error:
         raise CheckpointError(f"the draft {draft.folder} cannot be run here: {error}") from error
     return FeatureDraft(decoder, fusion)
@@ -89,18 +89,14 @@ class _LayerTensors:
         return name.removeprefix("model.") in self.tensors
 
 
-def _layer_kinds(target: Decoder) -> MatrixKinds:
-    kind = kind_of(target.packed_weights.layers[0].qkv)
-    return MatrixKinds.of(WeightKind.FLOAT16 if kind is WeightKind.INT8 else kind)
-
-
 def _head(draft: DraftFolder, target: Decoder) -> PackedLinear:
     whole = target.packed_weights.head
     if draft.head_token_ids_C is None:
         return whole
     token_ids_C = draft.head_token_ids_C.to(target.device, torch.int64)
     rows_CE = unpacked(whole)[token_ids_C]
-    return CutHead(pack_linear(rows_CE, None, kind_of(whole)), token_ids_C, vocab_size=target.vocab_size)
+    kind = draft_weight_kind(kind_of(whole), target.device)
+    return CutHead(pack_linear(rows_CE, None, kind), token_ids_C, vocab_size=target.vocab_size)
 
 
 def _decoder(draft: DraftFolder, target: Decoder, layers: tuple[LayerWeights, ...], head: PackedLinear) -> Decoder:

@@ -27,11 +27,13 @@ from models import (
     ModelConfig,
     OpenModel,
     UnsupportedModelError,
+    WeightKind,
     available_memory,
     bind_draft,
     check_memory,
     check_pair,
     default_weight_kind,
+    draft_weight_kind,
     estimate_memory,
     open_draft,
     open_model,
@@ -285,13 +287,14 @@ def _check_memory(
             draft_config = dataclasses.replace(target, num_layers=_num_exit_layers(spec, target))
     has_own_weights = any(isinstance(draft, OpenModel) for draft in drafts)
     weights = settings.weights or default_weight_kind(placement.device)
+    draft_kind = draft_weight_kind(weights, placement.device)
     estimate = estimate_memory(
         target,
         context_length=_context_length(settings, target.context_length),
         target_weights=weights,
         draft=draft_config,
         draft_weights=weights if has_own_weights else None,
-        distilled=next((_size_of(draft) for draft in drafts if isinstance(draft, DraftFolder)), None),
+        distilled=next((_size_of(draft, draft_kind) for draft in drafts if isinstance(draft, DraftFolder)), None),
     )
     available = available_memory(placement.device)
     check_memory(estimate, available)
@@ -300,9 +303,11 @@ def _check_memory(
         check_admission(max(0, estimate.total_bytes - available.kept_bytes), placement.probe.read())
 
 
-def _size_of(draft: DraftFolder) -> DistilledSize:
+def _size_of(draft: DraftFolder, weights: WeightKind) -> DistilledSize:
     return DistilledSize(
-        cut_head_size=None if draft.head_token_ids_C is None else draft.head_size, reads_features=_reads_features(draft)
+        cut_head_size=None if draft.head_token_ids_C is None else draft.head_size,
+        reads_features=_reads_features(draft),
+        weights=weights,
     )
 
 

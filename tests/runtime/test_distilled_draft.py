@@ -17,6 +17,7 @@ from models import (
     InsufficientMemoryError,
     PairError,
     UnsupportedModelError,
+    WeightKind,
     estimate_memory,
     open_checkpoint,
     open_draft,
@@ -228,7 +229,9 @@ class TestMemory:
             context_length=256,
             draft=opened.config,
             distilled=DistilledSize(
-                cut_head_size=opened.head_size, reads_features=opened.design is DraftDesign.FEATURE
+                cut_head_size=opened.head_size,
+                reads_features=opened.design is DraftDesign.FEATURE,
+                weights=WeightKind.FLOAT16,
             ),
         )
 
