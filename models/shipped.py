@@ -10,8 +10,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from models.draft_folder import DESCRIPTION_FILE, read_draft_description
-from models.errors import CheckpointError
+from models.draft_folder import DESCRIPTION_FILE, DraftTarget, open_draft, read_draft_description
+from models.errors import CheckpointError, PairError
 
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 """A folder for each draft."""
@@ -24,19 +24,17 @@ def has_shipped_drafts() -> bool:
     return next(_folders(), None) is not None
 
 
-def shipped_draft(fingerprint: str) -> Path | None:
-    """The folder of the draft for the target of that fingerprint; None where there is none.
+def shipped_draft(target: DraftTarget) -> Path | None:
+    """The folder of the draft for that target; None where there is none.
 
-    One that cannot be read is passed over, with a warning.
+    One that is damaged is passed over, with a warning: nobody asked for it.
     """
     for folder in _folders():
         try:
-            description = read_draft_description(folder)
-        except CheckpointError as error:
+            if read_draft_description(folder).target_fingerprint == target.fingerprint:
+                return open_draft(folder, target).folder
+        except (CheckpointError, PairError) as error:
             _logger.warning("a draft that came with the project is left out: %s", error)
-            continue
-        if description.target_fingerprint == fingerprint:
-            return folder
     return None
 
 

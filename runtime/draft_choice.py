@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from models import (
     DraftDesign,
+    DraftTarget,
     SlipstreamError,
     has_shipped_drafts,
     open_checkpoint,
@@ -43,7 +44,7 @@ def _shipped_for(settings: LoadSettings) -> DraftSpec | None:
     try:
         source = demo_weights() if settings.target is None else settings.target
         with open_checkpoint(source) as checkpoint:
-            folder = shipped_draft(checkpoint.fingerprint)
+            folder = shipped_draft(DraftTarget.of(checkpoint))
     except SlipstreamError:
         # Loading the target comes to the same, or transformers can run it.
         return None

@@ -87,10 +87,15 @@ class Distillation:
             ValueError: if the work folder holds something that does not go with the plan.
             OSError: if the draft's folder cannot be written.
         """
-        self._write()
-        trained = self._train()
-        evaluation = self._evaluate(trained)
-        return self._export(trained, evaluation)
+        num_threads = torch.get_num_threads()
+        try:
+            self._write()
+            trained = self._train()
+            evaluation = self._evaluate(trained)
+            return self._export(trained, evaluation)
+        finally:
+            # Each stage takes what it needs.
+            torch.set_num_threads(num_threads)
 
     def _write(self) -> None:
         plan = self._plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -156,12 +157,21 @@ class TestChoice:
         assert await wanted_sources(LoadSettings(target=target, draft="ngram")) == (DraftSpec(kind=DraftKind.NGRAM),)
         assert await wanted_sources(LoadSettings(target=target, mode=Mode.PLAIN)) == ()
 
+    @pytest.mark.parametrize("file", ["draft.json", "draft.safetensors"])
     async def test_a_damaged_draft_that_was_shipped_is_passed_over(
-        self, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        drafts: dict[str, Path],
+        target: Path,
+        file: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
-        (tmp_path / "broken").mkdir()
-        (tmp_path / "broken" / "draft.json").write_text("{")
+        shutil.copytree(drafts["feature"], tmp_path / "damaged")
         monkeypatch.setattr(models.shipped, "SHIPPED_FOLDER", tmp_path)
+        assert len(await wanted_sources(LoadSettings(target=target))) == 2
+        damaged = tmp_path / "damaged" / file
+        damaged.write_bytes(damaged.read_bytes()[:-9])
         assert await wanted_sources(LoadSettings(target=target)) == (DraftSpec(kind=DraftKind.NGRAM),)
         assert "is left out" in caplog.text
 
