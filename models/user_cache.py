@@ -6,8 +6,8 @@ Owns the folder's place and the atomic write. Knows nothing of what is kept ther
 from __future__ import annotations
 
 import os
+import secrets
 import sys
-import tempfile
 from pathlib import Path
 
 CACHE_VARIABLE = "SLIPSTREAM_CACHE"
@@ -38,15 +38,18 @@ def user_cache_folder() -> Path:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `path` so that a reader sees the old file or the whole new one, never a part.
 
+    Others may read it as far as the user's umask lets them, as with any file that is written in place.
+
     Raises:
         OSError: if the folder cannot be made or written; no temporary file stays behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Files of `tempfile` are the user's alone, whatever the umask.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -56,3 +57,16 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
         write_atomically(path, b"second")
     assert path.read_bytes() == b"first"
     assert [child.name for child in tmp_path.iterdir()] == ["entry"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a umask is POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_others_may_read_a_file_as_far_as_the_umask_lets_them(umask: int, mode: int, tmp_path: Path) -> None:
+    path = tmp_path / "entry"
+    before = os.umask(umask)
+    try:
+        write_atomically(path, b"first")
+        write_atomically(path, b"second")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
