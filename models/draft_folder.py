@@ -167,8 +167,8 @@ def write_draft(
 ) -> Path:
     """Write a draft, or take the place of the one that lies there; other files in the folder are left alone.
 
-    Each file is replaced as a whole. If the second one cannot be, the folder says of itself that its files do not
-    belong together.
+    Each file is replaced as a whole: weights, description, card. If the second one cannot be, the folder says of itself
+    that its files do not belong together.
 
     Args:
         folder: made if need be.
@@ -218,9 +218,10 @@ def write_draft(
     }
     text = json.dumps(description, indent=2, ensure_ascii=False) + "\n"
     write_atomically(folder / WEIGHTS_FILE, weights)
+    write_atomically(folder / DESCRIPTION_FILE, text.encode())
+    # Last: so a card without a description is never one of ours.
     if card:
         write_atomically(folder / CARD_FILE, card.encode())
-    write_atomically(folder / DESCRIPTION_FILE, text.encode())
     return folder
 
 

@@ -23,7 +23,7 @@ from models.distill.draft_model import DraftModel, frequent_token_ids
 from models.distill.evaluation import Evaluation, evaluate
 from models.distill.held_out_prompts import HELD_OUT_KINDS, HeldOutPrompt, held_out_prompts
 from models.distill.machine import machine_text
-from models.distill.plan import Plan
+from models.distill.plan import EVALUATION_CHART_FILE, TRAINING_CHART_FILE, Plan
 from models.distill.reading import read_shard_paths, read_text
 from models.distill.run_state import RunState
 from models.distill.shard import shard_path
@@ -280,9 +280,9 @@ class Distillation:
 
     def _draw(self, state: RunState, evaluation: Evaluation | None) -> None:
         try:
-            write_training_chart(state.history, self._plan.out / "training.png")
+            write_training_chart(state.history, self._plan.out / TRAINING_CHART_FILE)
             if evaluation is not None:
-                write_evaluation_chart(evaluation, self._plan.out / "evaluation.png")
+                write_evaluation_chart(evaluation, self._plan.out / EVALUATION_CHART_FILE)
         except (MissingDependencyError, OSError) as error:
             self._console.note(f"no plots: {error}")
 

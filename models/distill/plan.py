@@ -26,12 +26,14 @@ from models.distill.arguments import Arguments, DeviceChoice, Precision
 from models.distill.conversation_frame import ConversationFrame
 from models.distill.settings import TrainingSettings, WritingSettings
 from models.distill.text_kind import TextKind
-from models.draft_folder import DraftTarget, is_draft_folder, read_draft_description
+from models.draft_folder import CARD_FILE, DraftTarget, is_draft_folder, read_draft_description
 from models.errors import CheckpointError, UnsupportedModelError
 from models.json_file import read_json_object
 from models.user_cache import write_atomically
 
 RECORD_FILE = "run.json"
+TRAINING_CHART_FILE = "training.png"
+EVALUATION_CHART_FILE = "evaluation.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +91,9 @@ def make_plan(arguments: Arguments) -> Plan:
         CheckpointError: if the target cannot be read.
         UnsupportedModelError: if the lean decoder lacks its architecture.
         ValueError: if a kind of text was asked for that it cannot write, or longer ones than it can read, CUDA is not
-            there, or `out` is a file.
+            there, or `out` is a file or a folder whose files would be overwritten although they are of no draft.
     """
-    if arguments.out.exists() and not arguments.out.is_dir():
-        raise ValueError(f"--out {arguments.out} is a file; name a folder, which is made if need be")
+    _check_out(arguments.out)
     device = _device(arguments.device)
     source = str(demo_weights()) if arguments.target is None else arguments.target
     try:
@@ -175,6 +176,21 @@ def _refuse_difference(beginning: str, found: Mapping[str, object], wanted: Mapp
             raise ValueError(
                 f"{beginning} {name} {found.get(name)!r}, and this run asks for {value!r}; "
                 "use another folder, or the same settings"
+            )
+
+
+def _check_out(out: Path) -> None:
+    """A draft takes its own files' place, and nobody else's."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; name a folder, which is made if need be")
+    if is_draft_folder(out):
+        return
+    # `write_draft` writes the description before any of these.
+    for name in (CARD_FILE, TRAINING_CHART_FILE, EVALUATION_CHART_FILE):
+        if (out / name).exists():
+            raise ValueError(
+                f"--out {out} has a {name} that belongs to no draft and would be overwritten; name another folder, or "
+                "move that file away"
             )
 
 

@@ -289,6 +289,18 @@ def test_an_out_that_is_no_folder_or_cannot_be_made_is_refused(
     assert file.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["README.md", "training.png", "evaluation.png"])
+def test_files_that_belong_to_no_draft_are_not_overwritten(
+    name: str, target: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text("mine")
+    assert main(command(target, text, tmp_path)) == FAILED
+    error = capsys.readouterr().err
+    assert f"has a {name} that belongs to no draft" in error
+    assert "name another folder" in error
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
+
+
 def test_a_text_longer_than_the_target_reads_is_refused(
     target: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,6 +103,15 @@ def test_a_write_that_stops_between_the_files_is_noticed(tmp_path: Path, monkeyp
     assert sorted(path.name for path in tmp_path.iterdir()) == [DESCRIPTION_FILE, WEIGHTS_FILE]
 
 
+def test_a_card_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a card and no description holds somebody else's files."""
+    names: list[str] = []
+    monkeypatch.setattr("models.draft_folder.write_atomically", lambda path, _: names.append(path.name))
+    tensors = random_draft_tensors(CONFIG, DraftDesign.TOKEN)
+    write_draft(tmp_path, design=DraftDesign.TOKEN, num_layers=1, target=TARGET, tensors=tensors, card="# A draft\n")
+    assert names == [WEIGHTS_FILE, DESCRIPTION_FILE, "README.md"]
+
+
 @pytest.mark.parametrize(
     ("target", "named"),
     [
