@@ -82,7 +82,7 @@ class Int8Linear:
 
     def unpacked(self) -> torch.Tensor:
         """weight_OI, float32: what the 8-bit numbers stand for."""
-        with warnings.catch_warnings():
+        with _quiet, warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_OLD_WAY)
             weight_OI: torch.Tensor = torch.ops.quantized.linear_unpack(self.packed)[0].dequantize()
         return weight_OI

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import json
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -27,7 +26,7 @@ from profiling.bench_plot import write_plot
 from profiling.bench_run import REFERENCE, REFERENCE_LOOKUP, Run
 from profiling.bench_speedups import format_speedups, prompt_speedups, summarise_speedups
 from profiling.bench_summary import format_decisions, format_table, summarise
-from profiling.machine import describe_machine, new_file, new_folder
+from profiling.machine import dated_name, describe_machine, new_file, new_folder
 from profiling.program import run_program
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 from profiling.reference import reference_model, run_reference
@@ -277,11 +276,11 @@ class Output:
 
     def write(self, report: str, draw: Callable[[Path], None]) -> None:
         """Write the report, and a plot beside it where a folder was named."""
-        name = f"{datetime.date.today():%Y-%m-%d}-bench"
-        for path in (self.file, self.folder and self.folder / f"{name}.json"):
-            if path is not None:
-                path.write_text(report + "\n", encoding="utf-8")
+        if self.file is not None:
+            self.file.write_text(report + "\n", encoding="utf-8")
         if self.folder is not None:
+            name = dated_name(self.folder, "bench")
+            (self.folder / f"{name}.json").write_text(report + "\n", encoding="utf-8")
             draw(self.folder / f"{name}.png")
 
 

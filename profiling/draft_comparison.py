@@ -57,7 +57,8 @@ class ExpectedSpeed:
     sequential_gamma: int
     pipelined: float | None
     """The draft going on while its block is verified, at the best gamma and lead for `alpha`; None where no plan is to
-    be had."""
+    be had. What is proposed ahead is taken to be right as often as the first `gamma`, which nobody has judged: an upper
+    bound, above all for a draft that goes on from its own features."""
     pipelined_gamma: int | None
     pipelined_lead: int | None
 
@@ -85,7 +86,8 @@ def _expected_speed(draft: JudgedDraft, kind: str, law: VerifyingLaw, length: fl
     costs, gamma = draft.costs, draft.evaluation.gamma
     plain_ms = costs.alone.verify_ms[1]
     alpha = alpha_of(length, gamma)
-    gammas = range(1, costs.alone.max_gamma + 1)
+    # No further than it was judged.
+    gammas = range(1, min(gamma, costs.alone.max_gamma) + 1)
     in_turn = [RoundPlan(mode=RoundMode.SEQUENTIAL, gamma=chosen) for chosen in gammas]
     ahead = [
         RoundPlan(mode=RoundMode.PIPELINED, gamma=chosen, lead=lead)
@@ -147,7 +149,7 @@ def as_json(drafts: Sequence[JudgedDraft], machine: Mapping[str, object]) -> dic
 
 
 def format_comparison(drafts: Sequence[JudgedDraft]) -> str:
-    """Tables for people: costs, then speeds by kind of text and law, the best draft of each first."""
+    """Tables for people: costs, then speeds by kind of text and law, the best draft in turn of each first."""
     lines = ["costs in ms, alone (beside the other lane)"]
     width = max(len(draft.name) for draft in drafts)
     for draft in drafts:
@@ -162,7 +164,7 @@ def format_comparison(drafts: Sequence[JudgedDraft]) -> str:
 
 
 def _rank(speed: ExpectedSpeed) -> float:
-    return -max(speed.sequential, speed.pipelined or 0.0)
+    return -speed.sequential
 
 
 def _describe(draft: JudgedDraft) -> str:
@@ -183,4 +185,5 @@ def _speed_text(speed: ExpectedSpeed) -> str:
     )
     if speed.pipelined is None:
         return text
-    return f"{text}; pipelined x{speed.pipelined:.2f} at gamma {speed.pipelined_gamma}, lead {speed.pipelined_lead}"
+    plan = f"at gamma {speed.pipelined_gamma}, lead {speed.pipelined_lead}"
+    return f"{text}; pipelined at most x{speed.pipelined:.2f} {plan}"

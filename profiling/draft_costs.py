@@ -87,7 +87,11 @@ def _load_target(
 ) -> tuple[Lane, Decoder]:
     cores = CoreShare(alone=settings.threads, together=max(1, settings.threads - DRAFT_THREADS))
     with open_model(source, weights=settings.weights) as opened:
-        model = opened.load(thread_counts={cores.alone, cores.together}).model
+        loaded = opened.load(thread_counts={cores.alone, cores.together})
+    model = loaded.model
+    if cores.together not in loaded.thread_counts:
+        # A runtime would not split the cores either, as rows would have other bits.
+        cores = CoreShare(alone=cores.alone, together=cores.alone)
     if not isinstance(model, Decoder):
         raise UnsupportedModelError(f"transformers would run {model.name}, and no distilled draft can be bound to that")
     lane = Lane("target", model, stream, capacity=_CAPACITY, cores=cores, keeps_features=keeps_features)

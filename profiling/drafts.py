@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import gc
 import json
 import sys
@@ -45,7 +44,7 @@ from models.distill import (
 from profiling.draft_comparison import JudgedDraft, as_json, format_comparison
 from profiling.draft_costs import CostSettings, measure_draft_costs
 from profiling.draft_plot import write_plot
-from profiling.machine import describe_machine, new_folder
+from profiling.machine import dated_name, describe_machine, new_folder
 from profiling.program import run_program
 
 
@@ -176,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written = json.dumps(as_json(drafts, describe_machine()), indent=1)
     print(written if chosen.json else format_comparison(drafts))
     if chosen.out_dir is not None:
-        name = f"{datetime.date.today():%Y-%m-%d}-drafts"
+        name = dated_name(chosen.out_dir, "drafts")
         (chosen.out_dir / f"{name}.json").write_text(written + "\n", encoding="utf-8")
         try:
             write_plot(drafts, chosen.out_dir / f"{name}.png")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import os
 import platform
 import sys
@@ -53,6 +54,13 @@ def new_folder(name: str) -> Path:
     if not os.access(path, os.W_OK):
         raise argparse.ArgumentTypeError(f"{name} cannot be written to")
     return path
+
+
+def dated_name(folder: Path, what: str) -> str:
+    """A name for today's reports in `folder`, without ending: one that none there has."""
+    first = f"{datetime.date.today():%Y-%m-%d}-{what}"
+    names = (first if number == 1 else f"{first}-{number}" for number in itertools.count(1))
+    return next(name for name in names if not any(folder.glob(f"{name}.*")))
 
 
 def _processor_name() -> str:

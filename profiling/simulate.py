@@ -7,7 +7,6 @@ model and no particular machine is needed.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import multiprocessing
 import signal
@@ -20,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from models import MissingDependencyError
-from profiling.machine import new_folder
+from profiling.machine import dated_name, new_folder
 from profiling.program import run_program
 from profiling.simulation_grid import Grid, PointResult, full_grid, groups, quick_grid, simulate_group
 from profiling.simulation_plot import write_plot
@@ -75,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     written = json.dumps(as_json(results, grid), indent=1)
     print(written if chosen.json else format_report(results))
     if chosen.out_dir is not None:
-        name = f"{datetime.date.today():%Y-%m-%d}-simulate"
+        name = dated_name(chosen.out_dir, "simulate")
         (chosen.out_dir / f"{name}.json").write_text(written + "\n", encoding="utf-8")
         try:
             write_plot(results, chosen.out_dir / f"{name}.png")

@@ -19,7 +19,7 @@ from models import (
     shipped_draft,
 )
 from models.demo import demo_weights
-from runtime.draft_spec import AUTO_DRAFT, DraftKind, DraftSpec
+from runtime.draft_spec import DraftKind, DraftSpec
 from runtime.load_settings import LoadSettings
 from runtime.placement import Placement
 
@@ -32,7 +32,7 @@ async def wanted_sources(settings: LoadSettings) -> tuple[DraftSpec, ...]:
     Such a draft takes the place of early exit, beside n-gram look-ups.
     """
     specs = settings.draft_specs()
-    if settings.draft != AUTO_DRAFT or not specs or not has_shipped_drafts():
+    if not settings.chooses_draft or not specs or not has_shipped_drafts():
         return specs
     folder = await asyncio.to_thread(_shipped_for, settings)
     if folder is None:
@@ -60,7 +60,7 @@ def sources_on(placement: Placement, settings: LoadSettings, specs: Sequence[Dra
     """
     if not placement.enqueues:
         return tuple(specs)
-    is_auto = settings.draft == AUTO_DRAFT
+    is_auto = settings.chooses_draft
     if any(_reads_features(spec) for spec in specs):
         if not is_auto:
             raise ValueError(

@@ -157,6 +157,11 @@ class LoadSettings:
         """Most tokens a round can propose."""
         return self.max_gamma if self.fixed_gamma is None else self.fixed_gamma
 
+    @property
+    def chooses_draft(self) -> bool:
+        """Whether the sources are left to the runtime."""
+        return self.draft == AUTO_DRAFT or (isinstance(self.draft, Sequence) and list(self.draft) == [AUTO_DRAFT])
+
     def draft_specs(self) -> tuple[DraftSpec, ...]:
         """The draft sources; of two that promise as much, the earlier one is heard."""
         if self.draft is None:
@@ -164,6 +169,8 @@ class LoadSettings:
         drafts: object = [self.draft] if isinstance(self.draft, (str, Path)) else self.draft
         if isinstance(drafts, (bytes, bytearray)) or not isinstance(drafts, Sequence):
             raise TypeError(f"draft must be a name, a path or a list of these, not {type(drafts).__name__}")
+        if AUTO_DRAFT in drafts and len(drafts) > 1:
+            raise ValueError(f"draft {AUTO_DRAFT!r} chooses all sources; name it alone, or name each source")
         specs = tuple(spec for draft in drafts for spec in read_draft_specs(draft, is_demo=self.target is None))
         if sum(not spec.is_model for spec in specs) > 1:
             raise ValueError("draft names 'ngram' twice; once is enough")

@@ -78,6 +78,13 @@ def test_overlap_pays_where_lanes_do_not_disturb_each_other() -> None:
     assert apart.pipelined > apart.sequential > crowded.pipelined
 
 
+def test_no_gamma_is_expected_of_a_draft_that_it_was_not_judged_at() -> None:
+    speed = drawn_speed(judged("perfect", 4.9, speed_model(draft_ms=0.1)))
+    assert speed.sequential_gamma == 4
+    assert speed.pipelined_gamma is not None
+    assert speed.pipelined_gamma <= 4
+
+
 def test_the_faster_draft_comes_first_though_it_is_right_less_often() -> None:
     accurate = judged("accurate", 3.0, speed_model(draft_ms=9.0))
     cheap = judged("cheap", 2.4, speed_model(draft_ms=0.5))

@@ -148,7 +148,8 @@ class TestChoice:
         assert await wanted_sources(settings) == (DraftSpec(kind=DraftKind.NGRAM),)
         monkeypatch.setattr(models.shipped, "SHIPPED_FOLDER", drafts["token"].parent)
         found = DraftSpec(kind=DraftKind.DISTILLED, source=drafts["feature"])
-        assert await wanted_sources(settings) == (DraftSpec(kind=DraftKind.NGRAM), found)
+        for auto in (settings, LoadSettings(target=target, draft=["auto"])):
+            assert await wanted_sources(auto) == (DraftSpec(kind=DraftKind.NGRAM), found)
         async with await Runtime.load(target, mode="sequential", threads=1) as runtime:
             assert runtime.description.draft == ("ngram", "feature (distilled)")
         other = write_tiny_folder(tmp_path, seed=8, tie_word_embeddings=True)

@@ -45,6 +45,17 @@ def test_draft_sources_in_the_order_in_which_they_are_asked(draft: Any, specs: t
 
 def test_the_demo_model_drafts_by_early_exit_as_well() -> None:
     assert from_keywords().draft_specs() == (NGRAM, EARLY_EXIT)
+    assert from_keywords(draft=["auto"]).draft_specs() == (NGRAM, EARLY_EXIT)
+
+
+@pytest.mark.parametrize(("draft", "chooses"), [("auto", True), (["auto"], True), (("ngram",), False), (None, False)])
+def test_who_chooses_the_draft(draft: Any, chooses: bool) -> None:
+    assert from_keywords(draft=draft).chooses_draft is chooses
+
+
+def test_auto_stands_alone() -> None:
+    with pytest.raises(ValueError, match="'auto' chooses all sources; name it alone"):
+        from_keywords(draft=["auto", "early-exit"])
 
 
 def test_plain_decoding_loads_no_draft() -> None:
