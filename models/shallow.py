@@ -41,12 +41,13 @@ from models.wrapped_decoder import WrappedDecoder
 _NARROW = tuple(range(1, VERIFY_BLOCK + 1))
 
 
-def bind_draft(draft: DraftFolder, target: Decoder) -> Decoder | FeatureDraft:
+def bind_draft(draft: DraftFolder, target: Decoder, *, weights: WeightKind | None = None) -> Decoder | FeatureDraft:
     """A draft model that shares `target`'s embedding, final norm and, where it is not cut, head.
 
     Args:
         draft: opened on the checkpoint that `target` was loaded from (`draft_folder.open_draft`).
         target: loaded.
+        weights: how what the draft does not share is kept; None is what `models.linear.draft_weight_kind` says.
 
     Returns:
         A decoder for a draft that reads tokens alone, else a `FeatureDraft`; with caches of its own, on `target`'s
@@ -59,10 +60,10 @@ def bind_draft(draft: DraftFolder, target: Decoder) -> Decoder | FeatureDraft:
     if dataclasses.replace(target.config, num_layers=draft.config.num_layers) != draft.config:
         raise ValueError(f"open the draft {draft.name!r} on the checkpoint that {target.name!r} was loaded from")
     tensors = draft.tensors()
-    kinds = MatrixKinds.of(draft_weight_kind(kind_of(target.packed_weights.layers[0].qkv), target.device))
+    kinds = MatrixKinds.of(weights or draft_weight_kind(kind_of(target.packed_weights.layers[0].qkv), target.device))
     try:
         layers = load_layers(_LayerTensors(draft.config, tensors, draft.name), kinds, target.device)
-        head = _head(draft, target)
+        head = _head(draft, target, weights)
         decoder = _decoder(draft, target, layers, head)
         if draft.design is DraftDesign.TOKEN:
             return decoder
@@ -89,13 +90,13 @@ class _LayerTensors:
         return name.removeprefix("model.") in self.tensors
 
 
-def _head(draft: DraftFolder, target: Decoder) -> PackedLinear:
+def _head(draft: DraftFolder, target: Decoder, weights: WeightKind | None) -> PackedLinear:
     whole = target.packed_weights.head
     if draft.head_token_ids_C is None:
         return whole
     token_ids_C = draft.head_token_ids_C.to(target.device, torch.int64)
     rows_CE = unpacked(whole)[token_ids_C]
-    kind = draft_weight_kind(kind_of(whole), target.device)
+    kind = weights or draft_weight_kind(kind_of(whole), target.device)
     return CutHead(pack_linear(rows_CE, None, kind), token_ids_C, vocab_size=target.vocab_size)
 
 
