@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,11 @@ from models.distill.wave_workers import WaveJob, write_here, write_in_processes
 from models.distill.writer import Writer
 from models.errors import CheckpointError
 from models.json_file import read_json_object
+from models.user_cache import write_atomically
 
 RECORD_FILE = "text.json"
+TIME_FILE = "time.json"
+"""How many waves were written in how many seconds, all calls together; absent where some were written without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +83,10 @@ def write_text(
     wave_tokens = settings.sequences_per_wave * settings.sequence_length
     num_before = (settings.num_waves - len(missing)) * wave_tokens
     started_s = time.monotonic()
+    stopwatch = _Stopwatch(folder, begins=len(missing) == settings.num_waves)
 
     def tell(num_tokens: int, num_waves: int) -> None:
+        stopwatch.note(num_waves)
         report(
             WritingProgress(
                 num_done=num_before + num_tokens,
@@ -97,6 +103,55 @@ def write_text(
         write_in_processes(job, missing, tell, num_workers=num_workers)
     elif missing:
         write_here(job, missing, tell)
+
+
+def written_s(folder: Path, num_waves: int) -> float | None:
+    """What so many waves of the folder's text took to write; None where it is not known."""
+    found = _read_time(folder / TIME_FILE)
+    return None if found is None else found.seconds * num_waves / found.num_waves
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WritingTime:
+    num_waves: int
+    seconds: float
+
+
+def _read_time(path: Path) -> _WritingTime | None:
+    """Only a card says it, so a damaged record is as good as none."""
+    try:
+        found = read_json_object(path)
+    except CheckpointError:
+        return None
+    num_waves, seconds = found.get("num_waves"), found.get("seconds")
+    if not isinstance(num_waves, int) or not isinstance(seconds, (int, float)) or num_waves < 1:
+        return None
+    return _WritingTime(num_waves=num_waves, seconds=seconds)
+
+
+class _Stopwatch:
+    """Adds up what waves take, over any number of calls."""
+
+    def __init__(self, folder: Path, *, begins: bool) -> None:
+        """Go on from the record, or begin one where no wave was written yet."""
+        self._path = folder / TIME_FILE
+        before = _WritingTime(num_waves=0, seconds=0.0) if begins else _read_time(self._path)
+        self._before = before
+        self._started_s = time.monotonic()
+        self._num_noted = 0
+
+    def note(self, num_waves: int) -> None:
+        """So many waves were written by this call."""
+        if self._before is None or num_waves == self._num_noted:
+            return
+        self._num_noted = num_waves
+        record = _WritingTime(
+            num_waves=self._before.num_waves + num_waves,
+            seconds=round(self._before.seconds + time.monotonic() - self._started_s, 1),
+        )
+        # No text is lost for a figure on a card.
+        with suppress(OSError):
+            write_atomically(self._path, json.dumps(asdict(record)).encode() + b"\n")
 
 
 def _new_writer(

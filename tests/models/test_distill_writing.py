@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
+import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +21,7 @@ from models.distill.reading import FIRST_SHARD, read_text
 from models.distill.settings import WritingSettings
 from models.distill.shard import read_shard, shard_path, shard_paths
 from models.distill.text_kind import TextKind
-from models.distill.writing import WritingProgress, write_text
+from models.distill.writing import TIME_FILE, WritingProgress, write_text, written_s
 from models.errors import CheckpointError
 from tests.support.tiny_checkpoint import write_tiny_folder
 from tests.support.toy_distillation import CPU, text_file
@@ -81,7 +85,7 @@ def test_a_full_disk_keeps_what_was_written_and_no_half_file(
         patch.setattr(shard_module, "save_file", full_at_the_second)
         with pytest.raises(CheckpointError, match=r"text-00001.*No space left.*earlier text is kept.*same command"):
             write(tmp_path, target, settings)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text-00000.safetensors", "text.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text-00000.safetensors", "text.json", "time.json"]
     write(tmp_path, target, settings)
     assert contents(tmp_path) == contents(whole)
 
@@ -107,6 +111,33 @@ def test_more_text_of_the_same_is_added(target: Path, settings: WritingSettings,
     assert contents(tmp_path).keys() == {"text-00000.safetensors"}
     write(tmp_path, target, settings)
     assert contents(tmp_path) == contents(whole)
+
+
+def test_the_time_of_writing_is_added_up_over_calls(
+    target: Path, settings: WritingSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = itertools.count()
+    # Each look at the clock takes a second.
+    clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), time=time.time)
+    monkeypatch.setattr("models.distill.writing.time", clock)
+    write(tmp_path, target, dataclasses.replace(settings, num_tokens=80))
+    first = json.loads((tmp_path / TIME_FILE).read_text())
+    assert first["num_waves"] == 1
+    assert first["seconds"] >= 20
+    write(tmp_path, target, settings)
+    second = json.loads((tmp_path / TIME_FILE).read_text())
+    assert second["num_waves"] == 3
+    assert second["seconds"] == pytest.approx(3 * first["seconds"], rel=0.1)
+    assert written_s(tmp_path, 3) == second["seconds"]
+    assert written_s(tmp_path, 1) == pytest.approx(second["seconds"] / 3)
+    # Of text that was written before there was a record, it stays unknown.
+    (tmp_path / TIME_FILE).unlink()
+    shard_path(tmp_path, 1).unlink()
+    write(tmp_path, target, settings)
+    assert not (tmp_path / TIME_FILE).exists()
+    assert written_s(tmp_path, 3) is None
+    (tmp_path / TIME_FILE).write_text('{"num_waves": 0, "seconds": 3}')
+    assert written_s(tmp_path, 3) is None
 
 
 def test_processes_write_the_same_bits(target: Path, settings: WritingSettings, whole: Path, tmp_path: Path) -> None:
