@@ -18,7 +18,8 @@ from models.distill.held_out_prompts import HeldOutPrompt
 from models.distill.text_kind import TextKind
 from models.distill.writer import draw
 
-_BATCH_PROMPTS = 16
+BATCH_PROMPTS = 16
+"""Answered side by side, each twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +82,8 @@ def write_answers(
     for kind in TextKind:
         # Prompts of like length together: up to the shortest one's end, a batch is read in a single call.
         chosen = sorted((prompt for prompt in prompts if prompt.kind is kind), key=lambda p: len(p.token_ids))
-        for start in range(0, len(chosen), _BATCH_PROMPTS):
-            batch = chosen[start : start + _BATCH_PROMPTS]
+        for start in range(0, len(chosen), BATCH_PROMPTS):
+            batch = chosen[start : start + BATCH_PROMPTS]
             rows = [_Row(prompt, greedy, num_tokens, end_ids) for prompt in batch for greedy in (True, False)]
             answers += _written(target, rows, generator)
             num_done += len(batch)

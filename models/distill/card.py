@@ -46,13 +46,21 @@ class CardFacts:
     """Of its tensors."""
     command: str
     """That makes it again."""
-    machine: str
+    machine: str | None
     """In words, such as "2 cores of an AMD EPYC 7763"."""
     num_written_tokens: int
-    """That the target wrote to learn from."""
+    """That the target wrote to learn from, templates and what is quoted included."""
     num_seen_tokens: int
     """That training saw, each as often as it was seen."""
     training_minutes: float
+    best_step: int
+    """After which the parameters are the draft's."""
+    num_steps: int | None
+    """That training took; None where it is not known."""
+    precision: str
+    """Of the matrix products that it was judged with."""
+    quoted: str | None = None
+    """In words, the text that some of what the target answers or goes on from was taken from."""
     read_files: tuple[str, ...] = ()
     """Names of text files that were learnt beside what the target wrote."""
     writing_minutes: float | None = None
@@ -67,7 +75,7 @@ def draft_card(facts: CardFacts) -> str:
     """The card, in Markdown."""
     parts = [_introduction(facts), _use(facts), _making(facts)]
     if facts.evaluation is not None:
-        parts.append(_figures(facts.evaluation))
+        parts.append(_figures(facts.evaluation, facts.precision))
     parts.append(f"## Licence\n\n{_DEMO_LICENCE if facts.is_demo_target else _OTHER_LICENCE}")
     return "\n\n".join(parts) + "\n"
 
@@ -94,14 +102,17 @@ def _use(facts: CardFacts) -> str:
 
 def _making(facts: CardFacts) -> str:
     writing = "" if facts.writing_minutes is None else f" in {facts.writing_minutes:,.0f} minutes"
-    others = f"it also read {', '.join(facts.read_files)}" if facts.read_files else "no other data set was used"
+    steps = "" if facts.num_steps is None else f" of {facts.num_steps:,}"
+    machine = "" if facts.machine is None else f" Machine: {facts.machine}."
     lines = [
         "## How it was made",
         "",
         f"    {facts.command}",
         "",
-        f"The target wrote {facts.num_written_tokens:,} tokens{writing}; {others}. Training saw "
-        f"{facts.num_seen_tokens:,} tokens in {facts.training_minutes:,.0f} minutes. Machine: {facts.machine}.",
+        f"The target wrote {facts.num_written_tokens:,} tokens{writing}, templates and quoted snippets included. "
+        f"{_other_text(facts)} Training saw {facts.num_seen_tokens:,} tokens in {facts.training_minutes:,.0f} minutes; "
+        f"the parameters are those after step {facts.best_step:,}{steps}, which were the best on text that was held "
+        f"out of it.{machine}",
     ]
     if facts.settings:
         lines += ["", "| setting | value |", "| --- | --- |"]
@@ -109,18 +120,26 @@ def _making(facts: CardFacts) -> str:
     return "\n".join(lines)
 
 
-def _figures(evaluation: Evaluation) -> str:
+def _other_text(facts: CardFacts) -> str:
+    """What was learnt from beside the target's own words."""
+    quotes = "" if facts.quoted is None else f"Some of what it was given to answer or go on from quotes {facts.quoted}."
+    others = f"The draft also learnt from {', '.join(facts.read_files)}." if facts.read_files else ""
+    return " ".join([part for part in (quotes, others) if part] or ["No other data set was used."])
+
+
+def _figures(evaluation: Evaluation, precision: str) -> str:
     groups: dict[str, Figures] = {str(kind): figures for kind, figures in evaluation.by_kind.items()}
     rows = [_row(name, figures) for name, figures in (groups | {"all": evaluation.overall}).items()]
     return "\n".join(
         [
             "## Figures",
             "",
-            f"On {evaluation.num_prompts} prompts that no training text was seeded with, answered by the target. The "
-            "first three columns are about a round's first proposal: the mean of sum min(p, q) at temperature 1, which "
-            "is the chance that it is accepted, how often draft and target agree greedily, and how often their draws "
-            f"agree under shared noise. The others are the mean tokens of a round of {evaluation.gamma} proposals, the "
-            "target's own token included, by way of verifying.",
+            f"On {evaluation.num_prompts} prompts that no training text was seeded with, answered by the target, with "
+            f"matrix products in {precision} and the draft's parameters as they lie here. The first three columns are "
+            "about a round's first proposal: the mean of sum min(p, q) at temperature 1, which is the chance that it "
+            "is accepted, how often draft and target agree greedily, and how often their draws agree under shared "
+            f"noise. The others are the mean tokens of a round of {evaluation.gamma} proposals, the target's own token "
+            "included, by way of verifying.",
             "",
             "| text | sum min(p, q) | greedy agreement | shared noise | rejection | greedy | shared noise | tokens |",
             "| --- | --: | --: | --: | --: | --: | --: | --: |",

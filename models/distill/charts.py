@@ -5,6 +5,7 @@ Owns the drawing. Knows nothing of how the figures came about.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,14 @@ from typing import TYPE_CHECKING
 from models.distill.evaluation import Evaluation, Figures
 from models.distill.run_state import HistoryPoint
 from models.figure import new_figure
+from models.user_cache import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TRAINING_CHART_FILE = "training.png"
+EVALUATION_CHART_FILE = "evaluation.png"
 
 _WIDTH_INCHES, _HEIGHT_INCHES = 11.0, 4.5
 _BAR_WIDTH = 0.26
@@ -37,7 +43,7 @@ def write_training_chart(history: Sequence[HistoryPoint], path: Path) -> None:
     by_tokens.set_ylabel("mean of sum min(p, q) on held-out text")
     _draw_curves(by_minutes, history, [point.trained_s / 60 for point in history])
     by_minutes.set_xlabel("minutes of training")
-    figure.savefig(path)
+    _save(figure, path)
 
 
 def write_evaluation_chart(evaluation: Evaluation, path: Path) -> None:
@@ -72,7 +78,13 @@ def write_evaluation_chart(evaluation: Evaluation, path: Path) -> None:
     )
     lengths.set_ylim(1, evaluation.gamma + 1)
     lengths.set_title(f"mean tokens of a round, gamma {evaluation.gamma}", fontsize=10)
-    figure.savefig(path)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomically(path, picture.getvalue())
 
 
 def _draw_curves(axes: Axes, history: Sequence[HistoryPoint], places: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""From a plan to a draft's folder: write, train, judge, export, draw.
+"""From a plan to a draft's folder: write, train, export, judge, draw.
 
 Owns the stages' order and what each is told. A stage that is done already takes no time when it comes again, so that
 going on after an interruption is doing all of it once more. Knows nothing of command lines.
@@ -6,9 +6,11 @@ going on after an interruption is doing all of it once more. Knows nothing of co
 
 from __future__ import annotations
 
-import time
+import dataclasses
+import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,25 +18,28 @@ import torch
 from models.checkpoint import open_checkpoint
 from models.distill.batched_target import BatchedTarget
 from models.distill.card import CardFacts, draft_card
-from models.distill.charts import write_evaluation_chart, write_training_chart
+from models.distill.charts import (
+    EVALUATION_CHART_FILE,
+    TRAINING_CHART_FILE,
+    write_evaluation_chart,
+    write_training_chart,
+)
 from models.distill.console import Console
 from models.distill.corpus import Corpus
 from models.distill.draft_model import DraftModel, frequent_token_ids
-from models.distill.evaluation import Evaluation, evaluate
-from models.distill.held_out_prompts import HELD_OUT_KINDS, HeldOutPrompt, held_out_prompts
+from models.distill.evaluation import Evaluation
+from models.distill.judging import judge_exported
 from models.distill.machine import machine_text
-from models.distill.plan import EVALUATION_CHART_FILE, TRAINING_CHART_FILE, Plan
+from models.distill.making import Making
+from models.distill.plan import Plan
 from models.distill.reading import read_shard_paths, read_text
 from models.distill.run_state import RunState
 from models.distill.shard import shard_path
+from models.distill.text_kind import TextKind
 from models.distill.training import TrainingProgress, train
-from models.distill.writing import WritingProgress, write_text
-from models.draft_folder import write_draft
-from models.errors import CheckpointError, DistillationError, MissingDependencyError
-from models.tokenizer import Tokenizer
-
-_JUDGED_POSITIONS = 768
-_ANSWER_TOKENS = 128
+from models.distill.writing import WritingProgress, write_text, written_s
+from models.draft_folder import HEAD_TOKEN_IDS, open_draft, write_draft
+from models.errors import CheckpointError, MissingDependencyError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,22 +67,23 @@ class Outcome:
 class Distillation:
     """One run of all stages."""
 
-    def __init__(self, plan: Plan, console: Console, *, command: str) -> None:
+    def __init__(self, plan: Plan, console: Console, *, command: str, is_exported: bool = False) -> None:
         """Bind the plan.
 
         Args:
             plan: what to do.
             console: who is told.
             command: that makes the draft, for its card.
+            is_exported: whether the draft lies in `out` and only has to be judged.
         """
         self._plan = plan
         self._console = console
         self._command = command
+        self._is_exported = is_exported
         self.stage = "beginning"
         """What is being done, to follow "while"."""
         self.kept = "nothing was begun"
         """What an interruption leaves."""
-        self._writing_minutes: float | None = None
 
     def run(self) -> Outcome:
         """Do what is not done yet.
@@ -89,10 +95,10 @@ class Distillation:
         """
         num_threads = torch.get_num_threads()
         try:
-            self._write()
-            trained = self._train()
-            evaluation = self._evaluate(trained)
-            return self._export(trained, evaluation)
+            if not self._is_exported:
+                self._write()
+                self._export(self._train())
+            return self._judge()
         finally:
             # Each stage takes what it needs.
             torch.set_num_threads(num_threads)
@@ -100,12 +106,9 @@ class Distillation:
     def _write(self) -> None:
         plan = self._plan
         self.stage = "writing"
-        started_s = time.monotonic()
-        begun_with: list[int] = []
         with self._console.progress("writing", "tokens") as bar:
 
             def tell(progress: WritingProgress) -> None:
-                begun_with.append(progress.num_done)
                 self.kept = f"{progress.num_kept:,} written tokens are kept in {plan.text_folder}"
                 bar.tell(progress.num_done, progress.num_wanted, f"{progress.num_kept:,} kept")
 
@@ -118,8 +121,6 @@ class Distillation:
                 num_workers=plan.num_workers,
                 report=tell,
             )
-        if begun_with[0] == 0:
-            self._writing_minutes = (time.monotonic() - started_s) / 60
         if plan.read_files:
             self._read()
 
@@ -186,80 +187,41 @@ class Distillation:
             num_text_tokens=corpus.num_training_tokens,
         )
 
-    def _evaluate(self, trained: Trained) -> Evaluation | None:
+    def _export(self, trained: Trained) -> None:
+        """First of all the draft, so that whatever happens to its judging, it is there."""
+        plan, state = self._plan, trained.state
+        self.stage = "exporting"
+        self.kept = f"the trained draft is kept in {plan.training_folder}"
+        making = Making(
+            settings=plan.settings(),
+            num_text_tokens=trained.num_text_tokens,
+            num_seen_tokens=state.history[-1].num_tokens,
+            trained_s=round(state.trained_s, 1),
+            written_s=written_s(plan.text_folder, plan.writing.num_waves),
+            best_step=state.best_step,
+            num_steps=state.step,
+            history=tuple(state.history),
+            machine=machine_text(plan.device, plan.num_workers),
+            python=platform.python_version(),
+            figures=None,
+            finished=False,
+        )
+        self._publish(making, trained.draft.export(trained.head_token_ids_C, dtype=torch.float16))
+
+    def _judge(self) -> Outcome:
         plan = self._plan
         self.stage = "judging"
-        self.kept = f"the trained draft is kept in {plan.training_folder}"
+        self.kept = f"the draft lies in {plan.out} and can be used, without figures"
         torch.set_num_threads(plan.num_workers)
-        config = plan.target.config
-        num_positions = min(config.context_length, config.sliding_window or config.context_length, _JUDGED_POSITIONS)
-        num_answer_tokens = min(_ANSWER_TOKENS, num_positions // 2)
-        with open_checkpoint(plan.source) as checkpoint:
-            prompts = self._prompts(checkpoint.tokenizer(), most_tokens=num_positions - num_answer_tokens)
-            if not prompts:
-                return None
-            target = BatchedTarget(checkpoint, dtype=plan.dtype, device=plan.device, num_positions=num_positions)
-        try:
-            with self._console.progress("judging", "prompts") as bar:
-                return evaluate(
-                    trained.draft,
-                    target,
-                    trained.head_token_ids_C,
-                    prompts,
-                    end_ids=plan.eos_token_ids,
-                    num_tokens=num_answer_tokens,
-                    seed=plan.training.seed,
-                    report=bar.tell,
-                )
-        except DistillationError as error:
-            self._console.note(f"the draft was not judged: {error}")
-            return None
-
-    def _prompts(self, tokenizer: Tokenizer, *, most_tokens: int) -> list[HeldOutPrompt]:
-        prompts: list[HeldOutPrompt] = []
-        for kind in HELD_OUT_KINDS:
-            try:
-                prompts += held_out_prompts(tokenizer, kinds=(kind,), most_tokens=most_tokens)
-            except (MissingDependencyError, ValueError) as error:
-                self._console.note(f"the draft is not judged on {kind}: {error}")
-        return prompts
-
-    def _export(self, trained: Trained, evaluation: Evaluation | None) -> Outcome:
-        plan, state = self._plan, trained.state
+        exported = open_draft(plan.out, plan.target)
+        evaluation = judge_exported(plan, exported, self._console)
+        making = dataclasses.replace(Making.of(exported.description.making), figures=evaluation, finished=True)
         self.stage = "finishing"
-        tensors = trained.draft.export(trained.head_token_ids_C, dtype=torch.float16)
-        num_seen_tokens = state.history[-1].num_tokens
-        making: dict[str, object] = {
-            "settings": plan.settings(),
-            "num_text_tokens": trained.num_text_tokens,
-            "num_seen_tokens": num_seen_tokens,
-            "trained_s": round(state.trained_s, 1),
-            "best_step": state.best_step,
-            "history": [asdict(point) for point in state.history],
-            "figures": None if evaluation is None else asdict(evaluation),
-        }
-        card = draft_card(
-            CardFacts(
-                name=plan.out.resolve().name,
-                target_name=plan.target.name,
-                is_demo_target=plan.is_demo_target,
-                design=plan.training.design,
-                num_layers=plan.training.num_layers,
-                num_head_tokens=None if trained.head_token_ids_C is None else len(trained.head_token_ids_C),
-                num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-                command=self._command,
-                machine=machine_text(plan.device, plan.num_workers),
-                num_written_tokens=plan.writing.num_waves
-                * plan.writing.sequences_per_wave
-                * plan.writing.sequence_length,
-                num_seen_tokens=num_seen_tokens,
-                read_files=tuple(path.name for path in plan.read_files),
-                training_minutes=state.trained_s / 60,
-                writing_minutes=self._writing_minutes,
-                settings=plan.settings(),
-                evaluation=evaluation,
-            )
-        )
+        self._publish(making, exported.tensors())
+        return Outcome(folder=plan.out, making=making.as_json(), evaluation=evaluation)
+
+    def _publish(self, making: Making, tensors: Mapping[str, torch.Tensor]) -> None:
+        plan = self._plan
         try:
             write_draft(
                 plan.out,
@@ -267,24 +229,65 @@ class Distillation:
                 num_layers=plan.training.num_layers,
                 target=plan.target,
                 tensors=tensors,
-                making=making,
-                card=card,
+                making=making.as_json(),
+                card=draft_card(_card_facts(plan, making, tensors, command=self._command)),
             )
         except OSError as error:
             raise CheckpointError(
                 f"cannot write the draft to {plan.out}: {error.strerror or error}; {self.kept}: make room and run the "
                 "same command again"
             ) from error
-        self._draw(state, evaluation)
-        return Outcome(folder=plan.out, making=making, evaluation=evaluation)
+        draw_plots(making, plan.out, self._console)
 
-    def _draw(self, state: RunState, evaluation: Evaluation | None) -> None:
-        try:
-            write_training_chart(state.history, self._plan.out / TRAINING_CHART_FILE)
-            if evaluation is not None:
-                write_evaluation_chart(evaluation, self._plan.out / EVALUATION_CHART_FILE)
-        except (MissingDependencyError, OSError) as error:
-            self._console.note(f"no plots: {error}")
+
+def draw_plots(making: Making, folder: Path, console: Console, *, only_missing: bool = False) -> None:
+    """Draw what is known of a draft; what hinders it is told, and nothing more."""
+    drawn = {TRAINING_CHART_FILE: partial(write_training_chart, making.history)}
+    if making.figures is not None:
+        drawn[EVALUATION_CHART_FILE] = partial(write_evaluation_chart, making.figures)
+    try:
+        for name, draw in drawn.items():
+            if not (only_missing and (folder / name).exists()):
+                draw(folder / name)
+    except (MissingDependencyError, OSError) as error:
+        console.note(f"no plots: {error}")
+
+
+def _card_facts(plan: Plan, making: Making, tensors: Mapping[str, torch.Tensor], *, command: str) -> CardFacts:
+    head_token_ids_C = tensors.get(HEAD_TOKEN_IDS)
+    return CardFacts(
+        name=plan.out.resolve().name,
+        target_name=plan.target.name,
+        is_demo_target=plan.is_demo_target,
+        design=plan.training.design,
+        num_layers=plan.training.num_layers,
+        num_head_tokens=None if head_token_ids_C is None else len(head_token_ids_C),
+        num_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        command=command,
+        machine=making.machine,
+        num_written_tokens=plan.writing.num_waves * plan.writing.sequences_per_wave * plan.writing.sequence_length,
+        num_seen_tokens=making.num_seen_tokens,
+        quoted=_quoted(plan),
+        read_files=tuple(path.name for path in plan.read_files),
+        best_step=making.best_step,
+        num_steps=making.num_steps,
+        training_minutes=making.trained_s / 60,
+        writing_minutes=None if making.written_s is None else making.written_s / 60,
+        settings=plan.settings(),
+        precision=str(plan.dtype).removeprefix("torch."),
+        evaluation=making.figures,
+    )
+
+
+def _quoted(plan: Plan) -> str | None:
+    """What prompts and beginnings quote, in words; None where nothing is quoted."""
+    kinds = set(plan.writing.kinds)
+    if plan.writing.text_files:
+        names = ", ".join(path.name for path in plan.writing.text_files)
+        return f"passages of {names}" if kinds & {TextKind.COPY, TextKind.TEXT} else None
+    if kinds & {TextKind.COPY, TextKind.CODE, TextKind.TEXT}:
+        return "docstrings and function heads of Python's standard library"
+    return None
 
 
 def _shards(plan: Plan) -> list[Path]:

@@ -23,17 +23,16 @@ import torch
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.demo import GGUF_BYTES, GGUF_SHA256, demo_weights
 from models.distill.arguments import Arguments, DeviceChoice, Precision
+from models.distill.charts import EVALUATION_CHART_FILE, TRAINING_CHART_FILE
 from models.distill.conversation_frame import ConversationFrame
 from models.distill.settings import TrainingSettings, WritingSettings
 from models.distill.text_kind import TextKind
-from models.draft_folder import CARD_FILE, DraftTarget, is_draft_folder, read_draft_description
+from models.draft_folder import CARD_FILE, DraftTarget, is_draft_folder
 from models.errors import CheckpointError, UnsupportedModelError
 from models.json_file import read_json_object
 from models.user_cache import write_atomically
 
 RECORD_FILE = "run.json"
-TRAINING_CHART_FILE = "training.png"
-EVALUATION_CHART_FILE = "evaluation.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,27 +123,6 @@ def make_plan(arguments: Arguments) -> Plan:
         )
 
 
-def is_finished(plan: Plan) -> bool:
-    """Whether the very draft lies in `out`.
-
-    Raises:
-        CheckpointError: if what lies there is damaged.
-        ValueError: if another draft lies there; names what differs.
-    """
-    if not is_draft_folder(plan.out):
-        return False
-    description = read_draft_description(plan.out)
-    if description.target_fingerprint != plan.target.fingerprint:
-        raise ValueError(
-            f"{plan.out} holds a draft of another target, {description.target_name[:200]!r}; name another --out"
-        )
-    found = description.making.get("settings")
-    _refuse_difference(
-        f"{plan.out} holds a draft made with", found if isinstance(found, Mapping) else {}, plan.settings()
-    )
-    return True
-
-
 def begin_work(plan: Plan) -> None:
     """Make the folders, or find them to be of this run.
 
@@ -167,10 +145,15 @@ def begin_work(plan: Plan) -> None:
         raise CheckpointError(
             f"cannot write {error.filename or plan.out}: {error.strerror or error}; name another --out or --work"
         ) from error
-    _refuse_difference(f"{plan.work} holds work begun with", read_json_object(path), record)
+    refuse_difference(f"{plan.work} holds work begun with", read_json_object(path), record)
 
 
-def _refuse_difference(beginning: str, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+def refuse_difference(beginning: str, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
+    """What was made with other settings is neither mixed with this nor replaced.
+
+    Raises:
+        ValueError: names the first setting that differs, behind `beginning`.
+    """
     for name, value in wanted.items():
         if found.get(name) != value:
             raise ValueError(

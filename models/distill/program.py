@@ -18,14 +18,16 @@ import torch
 from models.checkpoint import open_checkpoint
 from models.distill.arguments import PROGRAM, Arguments, UsageError, parse_arguments
 from models.distill.console import Console, duration_text
-from models.distill.distilling import Distillation, Outcome
+from models.distill.distilling import Distillation, Outcome, draw_plots
 from models.distill.evaluation import Evaluation
 from models.distill.machine import has_bfloat16_units
+from models.distill.making import Making
 from models.distill.needs import Needs, check_needs, needs_of, size_text
-from models.distill.plan import Plan, begin_work, is_finished, make_plan
+from models.distill.plan import Plan, begin_work, make_plan
 from models.distill.speed import Speed, sample_speed
+from models.distill.standing import Standing, standing_of
 from models.draft_folder import read_draft_description
-from models.errors import SlipstreamError
+from models.errors import CheckpointError, SlipstreamError
 from models.free_memory import available_memory
 
 DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -59,14 +61,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Arguments, console: Console, *, command: str) -> int:
     plan = make_plan(arguments)
-    if is_finished(plan):
-        console.note(f"{plan.out} is finished: delete it, or name another --out, to make another draft")
-        making = read_draft_description(plan.out).making
-        console.result(
-            json.dumps({"draft": str(plan.out), "finished_before": True, **making}) if arguments.json else ""
-        )
+    standing = standing_of(plan)
+    if standing is Standing.FINISHED:
+        _show_finished(plan, arguments, console)
         return DONE
     _tell_plan(plan, console)
+    if standing is Standing.DAMAGED:
+        console.note(f"the weights in {plan.out} are missing or damaged: they are exported from the checkpoint again")
     needs = needs_of(
         plan.target.config,
         plan.writing,
@@ -78,10 +79,14 @@ def _run(arguments: Arguments, console: Console, *, command: str) -> int:
     if arguments.estimate:
         _estimate(plan, needs, arguments, console)
         return DONE
+    is_exported = standing is Standing.EXPORTED
+    if is_exported:
+        console.note(f"the draft lies in {plan.out} and is yet to be judged")
     if not arguments.anyway:
-        _check(plan, needs)
-    begin_work(plan)
-    distillation = Distillation(plan, console, command=command)
+        _check(plan, needs.of_judging() if is_exported else needs)
+    if not is_exported:
+        begin_work(plan)
+    distillation = Distillation(plan, console, command=command, is_exported=is_exported)
     try:
         outcome = distillation.run()
     except KeyboardInterrupt:
@@ -92,6 +97,17 @@ def _run(arguments: Arguments, console: Console, *, command: str) -> int:
         return INTERRUPTED
     _show(outcome, plan, arguments, console)
     return DONE
+
+
+def _show_finished(plan: Plan, arguments: Arguments, console: Console) -> None:
+    console.note(f"{plan.out} is finished: delete it, or name another --out, to make another draft")
+    making = read_draft_description(plan.out).making
+    try:
+        draw_plots(Making.of(making), plan.out, console, only_missing=True)
+    except CheckpointError as error:
+        console.note(f"no plots: {error}")
+    if arguments.json:
+        console.result(json.dumps({"draft": str(plan.out), "finished_before": True, **making}))
 
 
 def _tell_plan(plan: Plan, console: Console) -> None:
@@ -154,7 +170,8 @@ def _estimate(plan: Plan, needs: Needs, arguments: Arguments, console: Console) 
         f"{duration_text(writing_s)}\n"
         f"training  at about {speed.training_tokens_per_s:,.0f} tokens a second: {duration_text(training_s)}\n"
         f"memory    {size_text(needs.writing_bytes)} to write (weights {size_text(needs.weight_bytes)}, caches "
-        f"{size_text(needs.cache_bytes)}), {size_text(needs.training_bytes)} to train; {free}\n"
+        f"{size_text(needs.cache_bytes)}), {size_text(needs.training_bytes)} to train, "
+        f"{size_text(needs.judging_bytes)} to judge; {free}\n"
         f"disk      {size_text(needs.disk_bytes)} (text {size_text(needs.shard_bytes)}); "
         f"{size_text(shutil.disk_usage(_existing(plan.work)).free)} are free"
     )

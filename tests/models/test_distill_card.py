@@ -44,6 +44,10 @@ FACTS = CardFacts(
     num_written_tokens=2_000_000,
     num_seen_tokens=8_000_000,
     training_minutes=125.4,
+    best_step=1200,
+    num_steps=1500,
+    precision="bfloat16",
+    quoted="passages of book.txt",
     settings={"learning_rate": 0.001, "text": "a|b"},
     evaluation=EVALUATION,
 )
@@ -66,8 +70,10 @@ def test_a_card_says_how_the_draft_was_made_and_what_it_is_worth() -> None:
         "never changes what is written",
         "python -m runtime --target tiny-model --draft tiny-draft\n",
         FACTS.command,
-        "2,000,000 tokens;",
-        "8,000,000 tokens in 125 minutes",
+        "wrote 2,000,000 tokens, templates and quoted snippets included.",
+        "quotes passages of book.txt. Training saw",
+        "8,000,000 tokens in 125 minutes; the parameters are those after step 1,200 of 1,500,",
+        "with matrix products in bfloat16",
         "Machine: 2 cores.",
         "| learning_rate | 0.001 |",
         r"| text | a\|b |",
@@ -92,19 +98,29 @@ def test_the_licence_is_the_targets(is_demo_target: bool) -> None:
 def test_a_card_leaves_out_what_is_not_known() -> None:
     card = draft_card(
         dataclasses.replace(
-            FACTS, evaluation=None, settings={}, num_head_tokens=None, design=DraftDesign.TOKEN, writing_minutes=12.0
+            FACTS,
+            evaluation=None,
+            settings={},
+            num_head_tokens=None,
+            design=DraftDesign.TOKEN,
+            writing_minutes=12.0,
+            quoted=None,
+            num_steps=None,
+            machine=None,
         )
     )
     assert "## Figures" not in card
     assert "| setting |" not in card
     assert "can propose any token" in card
     assert "reads tokens alone" in card
-    assert "in 12 minutes; no other data set" in card
+    assert "tokens in 12 minutes, templates and quoted snippets included. No other data set was used." in card
+    assert "after step 1,200, which" in card
+    assert "Machine" not in card
 
 
 def test_a_card_names_text_that_the_target_did_not_write() -> None:
     card = draft_card(dataclasses.replace(FACTS, read_files=("handbook.md", "notes.txt")))
-    assert "it also read handbook.md, notes.txt." in card
+    assert "quotes passages of book.txt. The draft also learnt from handbook.md, notes.txt." in card
     assert "no other data set" not in card
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from models.checkpoint import open_checkpoint
-from models.distill import distilling, program
+from models.distill import distilling, judging, program
 from models.distill.arguments import UsageError, parse_arguments
 from models.distill.needs import Needs, check_needs, needs_of
 from models.distill.plan import make_plan
@@ -47,7 +48,7 @@ def few_threads() -> Iterator[None]:
 def short_answers() -> Iterator[None]:
     """Judging is tested elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(distilling, "_ANSWER_TOKENS", 8)
+        patch.setattr(judging, "_ANSWER_TOKENS", 8)
         yield
 
 
@@ -76,7 +77,7 @@ def command(target: Path, text: Path, out: Path, *more: str) -> list[str]:
 def making(out: Path) -> dict[str, object]:
     """What a draft says of itself, without times."""
     found = json.loads((out / DESCRIPTION_FILE).read_text())["making"]
-    del found["trained_s"]
+    del found["trained_s"], found["written_s"]
     for point in found["history"]:
         del point["trained_s"]
     return found
@@ -103,6 +104,11 @@ def test_the_card_and_the_description_say_how_it_was_made(finished: Path, target
     assert str(target.parent) not in json.dumps(found)
     assert len(found["history"]) > 2
     assert 0 < found["figures"]["overall"]["acceptance"] <= 1
+    assert found["finished"] is True
+    assert f"after step {found['best_step']:,} of {found['num_steps']:,}" in card
+    assert "quotes passages of text.txt." in card
+    assert "with matrix products in float32" in card
+    assert json.loads((finished / DESCRIPTION_FILE).read_text())["making"]["written_s"] >= 0
 
 
 def test_a_finished_draft_is_left_as_it_is(
@@ -166,6 +172,125 @@ def test_ctrl_c_says_what_is_kept_and_the_next_call_goes_on_from_there(
     assert "dtype 'float32', and this run asks for 'bfloat16'" in capsys.readouterr().err
     assert main(command(target, text, out)) == DONE
     assert (out / WEIGHTS_FILE).read_bytes() == (finished / WEIGHTS_FILE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (KeyboardInterrupt(), INTERRUPTED, "interrupted while judging; the draft lies in"),
+        (RuntimeError("can't allocate memory: you tried to allocate 9 bytes"), FAILED, "not enough memory to judge"),
+        (MemoryError(), FAILED, "the same command goes on to judge it"),
+    ],
+)
+def test_a_draft_whose_judging_stops_can_be_used_and_is_judged_by_the_next_call(
+    error: BaseException,
+    status: int,
+    message: str,
+    finished: Path,
+    target: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise error
+
+    out = tmp_path / "draft"
+    shutil.copytree(finished / ".work", out / ".work")
+    with monkeypatch.context() as patch:
+        patch.setattr(judging, "evaluate", stopped)
+        assert main(command(target, text, out)) == status
+    assert message in capsys.readouterr().err
+    assert (out / WEIGHTS_FILE).read_bytes() == (finished / WEIGHTS_FILE).read_bytes()
+    assert (making(out)["finished"], making(out)["figures"]) == (False, None)
+    assert "## Figures" not in (out / CARD_FILE).read_text()
+    # What is judged is what was exported: nothing else is needed.
+    shutil.rmtree(out / ".work")
+    assert main(command(target, text, out)) == DONE
+    assert "yet to be judged" in capsys.readouterr().err
+    assert making(out) == making(finished)
+    assert "## Figures" in (out / CARD_FILE).read_text()
+    assert not (out / ".work").exists()
+
+
+def test_an_error_of_judging_that_is_none_of_memory_is_not_hidden(
+    finished: Path, target: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("shapes cannot be multiplied")
+
+    out = tmp_path / "draft"
+    shutil.copytree(finished / ".work", out / ".work")
+    monkeypatch.setattr(judging, "evaluate", broken)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        main(command(target, text, out))
+
+
+def test_a_draft_that_cannot_be_judged_is_finished(
+    finished: Path,
+    target: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "draft"
+    shutil.copytree(finished / ".work", out / ".work")
+    monkeypatch.setattr(judging, "HELD_OUT_KINDS", ())
+    assert main(command(target, text, out)) == DONE
+    assert making(out)["finished"] is True
+    assert making(out)["figures"] is None
+    capsys.readouterr()
+    assert main(command(target, text, out)) == DONE
+    assert "is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!")])
+def test_weights_that_are_missing_or_damaged_are_exported_again(
+    damage: Callable[[Path], object],
+    finished: Path,
+    target: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "draft"
+    shutil.copytree(finished, out)
+    damage(out / WEIGHTS_FILE)
+    assert main(command(target, text, out)) == DONE
+    assert "missing or damaged" in capsys.readouterr().err
+    assert (out / WEIGHTS_FILE).read_bytes() == (finished / WEIGHTS_FILE).read_bytes()
+    assert making(out) == making(finished)
+    # Without a checkpoint there is nothing to mend it with.
+    damage(out / WEIGHTS_FILE)
+    shutil.rmtree(out / ".work")
+    assert main(command(target, text, out)) == FAILED
+    error = capsys.readouterr().err
+    assert "has no checkpoint to export it from" in error
+    assert f"delete {out}" in error
+
+
+def test_plots_that_are_missing_are_drawn(
+    finished: Path, target: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "draft"
+    shutil.copytree(finished, out)
+    (out / "evaluation.png").unlink()
+    (out / "training.png").write_bytes(b"there")
+    # A description of before the draft was judged after its export.
+    description = json.loads((out / DESCRIPTION_FILE).read_text())
+    for name in ("finished", "written_s", "num_steps", "machine", "python"):
+        del description["making"][name]
+    (out / DESCRIPTION_FILE).write_text(json.dumps(description))
+    assert main(command(target, text, out)) == DONE
+    assert (out / "evaluation.png").read_bytes() == (finished / "evaluation.png").read_bytes()
+    assert (out / "training.png").read_bytes() == b"there"
+    description["making"]["history"] = 3
+    (out / DESCRIPTION_FILE).write_text(json.dumps(description))
+    assert main(command(target, text, out)) == DONE
+    assert "no plots: the record of a draft's making is malformed" in capsys.readouterr().err
 
 
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
@@ -238,7 +363,7 @@ def test_text_that_exists_is_learnt_too(target: Path, text: Path, tmp_path: Path
     found = making(out)
     assert found["settings"]["read_files"] == ["long.txt"]
     assert found["num_text_tokens"] > 3000
-    assert "it also read long.txt" in (out / CARD_FILE).read_text()
+    assert "The draft also learnt from long.txt." in (out / CARD_FILE).read_text()
 
     # A draft that asks for less learns less, whatever the folder holds.
     less, alone = tmp_path / "less", tmp_path / "alone"
@@ -346,7 +471,7 @@ def test_an_estimate_writes_nothing(
     assert found["writing_s"] == pytest.approx(6 * 36 * 24 / found["writing_tokens_per_s"])
     assert found["training_s"] == pytest.approx(2 * 6 * 36 * 24 / found["training_tokens_per_s"])
     assert found["shard_bytes"] == 6 * 36 * 24 * (2 * 32 + 8)
-    assert found["peak_bytes"] == max(found["writing_bytes"], found["training_bytes"])
+    assert found["peak_bytes"] == max(found[f"{stage}_bytes"] for stage in ("writing", "training", "judging"))
     assert main(command(target, text, out, "--estimate")) == DONE
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["writing", "training", "memory", "disk"]
@@ -401,6 +526,12 @@ def test_needs_grow_with_what_is_asked_for(target: Path, text: Path, tmp_path: P
     assert needs("--wave", "72").cache_bytes == 2 * plain.cache_bytes
     assert needs("--dtype", "bfloat16").weight_bytes == plain.weight_bytes // 2
     assert needs("--own-steps", "4").training_bytes > plain.training_bytes
+    assert needs("--dtype", "bfloat16").judging_bytes < plain.judging_bytes
+    only_judging = plain.of_judging()
+    assert (only_judging.peak_bytes, only_judging.disk_bytes) == (plain.judging_bytes, 0)
+    scarce = AvailableMemory(num_bytes=plain.judging_bytes - 1, reason="said so")
+    with pytest.raises(InsufficientMemoryError, match="judging takes about"):
+        check_needs(only_judging, memory=scarce, free_disk_bytes=0, present_disk_bytes=0)
     assert needs("--tokens", "10000").disk_bytes > plain.disk_bytes
     unknown = AvailableMemory(num_bytes=None, reason="nobody knows")
     check_needs(plain, memory=unknown, free_disk_bytes=plain.disk_bytes, present_disk_bytes=0)
