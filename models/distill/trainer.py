@@ -35,7 +35,6 @@ class StepReport:
     """Mean over the rows that are asked for."""
     acceptance: tuple[float, ...]
     """Mean of sum min(p, q), for each step of `num_own_steps`."""
-    gradient_norm: float
 
 
 class Trainer:
@@ -119,11 +118,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self.learning_rate(step)
         self.optimiser.step()
-        return StepReport(
-            loss=loss,
-            acceptance=mean_acceptance([result for result, _ in results]),
-            gradient_norm=norm,
-        )
+        return StepReport(loss=loss, acceptance=mean_acceptance([result for result, _ in results]))
 
     def num_own_steps(self, step: int) -> int:
         """How many proposals in a row are trained for in that step."""

@@ -23,6 +23,7 @@ from models.distill.trainer import Trainer
 STATE_FILE = "training.safetensors"
 _EVALUATED_SEQUENCES = 48
 _TIMED_STEPS = 4
+_TIMED_SEQUENCES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class _Run:
         self._corpus = corpus
         self._settings = settings
         self._text = text
-        self._evaluated = [corpus.batch([place]) for place in corpus.held_out[:_EVALUATED_SEQUENCES]]
+        self._evaluated = evaluated_batches(corpus)
         self._every = max(1, state.num_steps // settings.evaluations)
 
     def to_end(self, report: Callable[[TrainingProgress], None]) -> None:
@@ -174,6 +175,35 @@ class _Run:
         )
 
 
+def evaluated_batches(corpus: Corpus, most_sequences: int = _EVALUATED_SEQUENCES) -> list[Batch]:
+    """Held-out sequences, each by itself, that an evaluation goes through."""
+    return [corpus.batch([place]) for place in corpus.held_out[: min(most_sequences, _EVALUATED_SEQUENCES)]]
+
+
+def steps_within(budget_s: float, *, step_s: float, evaluation_s: float, evaluations: int) -> int:
+    """How many steps fit with their evaluations, of which there is one before the first step too; at least 1.
+
+    Args:
+        budget_s: for all of it.
+        step_s: of a step, on average.
+        evaluation_s: of one evaluation.
+        evaluations: that are wanted; there cannot be more than steps.
+    """
+    num_steps = (budget_s - (evaluations + 1) * evaluation_s) / step_s
+    if num_steps < evaluations:
+        num_steps = (budget_s - evaluation_s) / (step_s + evaluation_s)
+    return max(1, round(num_steps))
+
+
+def _evaluation_s(trainer: Trainer, corpus: Corpus) -> float:
+    """What an evaluation takes, from a few of its sequences."""
+    timed = evaluated_batches(corpus, _TIMED_SEQUENCES)
+    started_s = time.monotonic()
+    trainer.acceptance(timed)
+    elapsed_s = time.monotonic() - started_s
+    return elapsed_s * min(len(corpus.held_out), _EVALUATED_SEQUENCES) / len(timed)
+
+
 def _steps_s(trainer: Trainer, batches: Sequence[Batch], step: int) -> float:
     """What these batches take, as they would at that step of the training."""
     started_s = time.monotonic()
@@ -197,7 +227,7 @@ def _steps_in(
     dtype: torch.dtype,
     num_workers: int,
 ) -> int:
-    """How many steps fit, from a few that a copy of the draft takes."""
+    """How many steps fit, evaluations included, from a few that a copy of the draft takes."""
     trainer = Trainer(
         copy.deepcopy(draft), target, head_token_ids_C, settings, num_steps=100, num_workers=num_workers, dtype=dtype
     )
@@ -209,6 +239,7 @@ def _steps_in(
             _steps_s(trainer, batches[1:], step) / (_TIMED_STEPS - 1) for step in (0, trainer.num_steps - 1)
         )
         step_s = settings.own_steps_after * first_s + (1 - settings.own_steps_after) * last_s
+        evaluation_s = _evaluation_s(trainer, corpus)
     finally:
         trainer.close()
-    return max(1, round(minutes * 60 / step_s))
+    return steps_within(minutes * 60, step_s=step_s, evaluation_s=evaluation_s, evaluations=settings.evaluations)

@@ -6,19 +6,22 @@ Shape suffixes: N sequences, T tokens, E hidden width.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import operator
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from models.distill import training
 from models.distill.corpus import Corpus
 from models.distill.run_state import RunState
 from models.distill.settings import Loss, TrainingSettings
 from models.distill.shard import Shard
 from models.distill.trainer import Trainer, split
-from models.distill.training import STATE_FILE, TrainingProgress, train
+from models.distill.training import STATE_FILE, TrainingProgress, steps_within, train
 from models.draft_folder import DraftDesign
 from models.errors import CheckpointError, DistillationError
 from tests.support.toy_distillation import FixedSeeds, toy_checkpoint, toy_draft, toy_target, write_toy_text
@@ -107,7 +110,10 @@ def test_held_out_acceptance_rises_clearly(
     assert len(first) == own_steps
     assert last[0] > first[0] + gain, (first, last)
     assert all(after > before for before, after in zip(first, last, strict=True))
-    assert state.best_acceptance >= max(sum(point.held_out_acceptance[:1]) for point in state.history)
+    # A proposal counts where all before it were accepted.
+    scores = {point.step: sum(itertools.accumulate(point.held_out_acceptance, operator.mul)) for point in state.history}
+    assert state.best_acceptance == pytest.approx(max(scores.values()))
+    assert scores[state.best_step] == max(scores.values())
 
 
 def test_an_interrupted_run_ends_with_the_bits_of_one_that_was_not(corpus: Corpus, tmp_path: Path) -> None:
@@ -258,11 +264,28 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
     assert figures(run(tmp_path, corpus)[0]) == figures(run(tmp_path / "whole", corpus)[0])
 
 
-def test_a_budget_of_minutes_becomes_a_number_of_steps_that_is_kept(corpus: Corpus, tmp_path: Path) -> None:
-    settings = dataclasses.replace(SETTINGS, minutes=0.02)
+def test_a_budget_of_minutes_becomes_a_number_of_steps_that_is_kept(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Three steps are timed at a time; those on own features, which come in halfway, take three times as long.
+    monkeypatch.setattr(
+        training, "_steps_s", lambda trainer, _, step: 3 * (2.0 if trainer.num_own_steps(step) == 1 else 6.0)
+    )
+    monkeypatch.setattr(training, "_evaluation_s", lambda *_: 2.4)
+    settings = dataclasses.replace(SETTINGS, minutes=1.0)
     with pytest.raises(StoppedError):
         run(tmp_path, corpus, settings, report=interrupt_at(1))
-    state, _ = run(tmp_path, corpus, dataclasses.replace(settings, evaluations=4), report=lambda _: None)
-    assert state.num_steps >= 1
-    assert run(tmp_path, corpus, settings)[0].num_steps == state.num_steps
+    monkeypatch.setattr(training, "_steps_s", lambda *_: 0.1)
+    state, _ = run(tmp_path, corpus, settings)
+    # Five evaluations leave 48 s for steps of 4 s on average.
+    assert state.num_steps == state.step == 12
     json.dumps([dataclasses.asdict(point) for point in state.history], allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "evaluations", "num_steps"),
+    # 2 s a step and 1 s an evaluation, one of which comes before the first step.
+    [(2 * 40 + 11, 10, 40), (2 * 40 + 2, 1, 40), (3 * 7 + 1, 100, 7), (0.1, 4, 1)],
+)
+def test_steps_fit_into_a_budget_with_their_evaluations(budget_s: float, evaluations: int, num_steps: int) -> None:
+    assert steps_within(budget_s, step_s=2.0, evaluation_s=1.0, evaluations=evaluations) == num_steps
