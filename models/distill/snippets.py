@@ -7,6 +7,8 @@ nothing of tokens or models.
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,12 @@ class Snippets:
     prose: tuple[str, ...]
     functions: tuple[str, ...]
     """Signatures, most with a docstring, without a body."""
+
+    @property
+    def digest(self) -> str:
+        """BLAKE2b of all of them in their order, hexadecimal."""
+        content = json.dumps([self.prose, self.functions]).encode()
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def standard_library_snippets() -> Snippets:

@@ -22,7 +22,7 @@ from models.distill.batched_target import BatchedTarget
 from models.distill.seeds import SeedSource
 from models.distill.settings import WritingSettings
 from models.distill.shard import remove_abandoned_files, shard_path
-from models.distill.snippets import file_snippets, standard_library_snippets
+from models.distill.snippets import Snippets, file_snippets, standard_library_snippets
 from models.distill.wave_workers import WaveJob, write_here, write_in_processes
 from models.distill.writer import Writer
 from models.errors import CheckpointError
@@ -32,6 +32,8 @@ from models.user_cache import write_atomically
 RECORD_FILE = "text.json"
 TIME_FILE = "time.json"
 """How many waves were written in how many seconds, all calls together; absent where some were written without it."""
+
+_SNIPPETS_DIGEST = "snippets_blake2b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +77,10 @@ def write_text(
             target has no usable chat template.
     """
     with open_checkpoint(source) as checkpoint:
-        _check_record(folder, settings, checkpoint.fingerprint)
         # Whatever is wrong with the seeds shall be said here and not by a worker.
-        _seed_source(checkpoint, settings)
+        snippets = _snippets(settings)
+        _seed_source(checkpoint, settings, snippets)
+        _check_record(folder, settings, checkpoint.fingerprint, snippets)
     remove_abandoned_files(folder)
     missing = [wave for wave in range(settings.num_waves) if not shard_path(folder, wave).exists()]
     wave_tokens = settings.sequences_per_wave * settings.sequence_length
@@ -161,26 +164,31 @@ def _new_writer(
         target = BatchedTarget(checkpoint, dtype=dtype, device=device, num_positions=settings.sequence_length)
         return Writer(
             target,
-            _seed_source(checkpoint, settings),
+            _seed_source(checkpoint, settings, _snippets(settings)),
             num_sequences=settings.sequences_per_wave,
             sequence_length=settings.sequence_length,
             seed=settings.seed,
         )
 
 
-def _seed_source(checkpoint: Checkpoint, settings: WritingSettings) -> SeedSource:
+def _snippets(settings: WritingSettings) -> Snippets:
+    return file_snippets(settings.text_files) if settings.text_files else standard_library_snippets()
+
+
+def _seed_source(checkpoint: Checkpoint, settings: WritingSettings, snippets: Snippets) -> SeedSource:
     return SeedSource(
         checkpoint.tokenizer(),
         kinds=settings.kinds,
-        snippets=file_snippets(settings.text_files) if settings.text_files else standard_library_snippets(),
+        snippets=snippets,
         temperatures=settings.temperatures,
         seed=settings.seed,
     )
 
 
-def _check_record(folder: Path, settings: WritingSettings, fingerprint: str) -> None:
-    """Text of other settings must not be mixed with this."""
+def _check_record(folder: Path, settings: WritingSettings, fingerprint: str, snippets: Snippets) -> None:
+    """Text of other settings or with other snippets must not be mixed with this."""
     record = json.loads(json.dumps({**asdict(settings), "fingerprint": fingerprint}, default=str))
+    record[_SNIPPETS_DIGEST] = snippets.digest
     # More of the same text may be wanted later.
     del record["num_tokens"]
     path = folder / RECORD_FILE
@@ -194,7 +202,16 @@ def _check_record(folder: Path, settings: WritingSettings, fingerprint: str) -> 
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
     found = read_json_object(path)
+    # Earlier records have none, and nobody can say now what their snippets were.
+    found.setdefault(_SNIPPETS_DIGEST, record[_SNIPPETS_DIGEST])
     for name, value in record.items():
+        if found.get(name) != value and name == _SNIPPETS_DIGEST:
+            source = "the --text files" if settings.text_files else "this Python's standard library"
+            raise ValueError(
+                f"{folder} holds text written with {name} {found.get(name)!r}, and what {source} give to quote is "
+                f"{value!r} now; use another folder, or "
+                + ("the same files" if settings.text_files else "the Python version that it was begun with")
+            )
         if found.get(name) != value:
             raise ValueError(
                 f"{folder} holds text written with {name} {found.get(name)!r}, and this run asks for {value!r}; "

@@ -20,8 +20,9 @@ from models.distill import shard as shard_module
 from models.distill.reading import FIRST_SHARD, read_text
 from models.distill.settings import WritingSettings
 from models.distill.shard import read_shard, shard_path, shard_paths
+from models.distill.snippets import Snippets
 from models.distill.text_kind import TextKind
-from models.distill.writing import TIME_FILE, WritingProgress, write_text, written_s
+from models.distill.writing import RECORD_FILE, TIME_FILE, WritingProgress, write_text, written_s
 from models.errors import CheckpointError
 from tests.support.tiny_checkpoint import write_tiny_folder
 from tests.support.toy_distillation import CPU, text_file
@@ -158,6 +159,31 @@ def test_text_of_other_settings_is_refused_by_name(
     with pytest.raises(ValueError, match=rf"text written with {name} .*use another folder, or the same settings"):
         write(whole, target, dataclasses.replace(settings, **{name: value}))
     assert contents(whole) == before
+
+
+def test_text_with_other_snippets_is_refused(target: Path, settings: WritingSettings, tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_bytes(settings.text_files[0].read_bytes())
+    own, folder = dataclasses.replace(settings, num_tokens=1, text_files=(file,)), tmp_path / "folder"
+    write(folder, target, own)
+    write(folder, target, own)
+    file.write_text("a bell in the tree " * 30)
+    with pytest.raises(ValueError, match=r"written with snippets_blake2b .*--text files .*or the same files"):
+        write(folder, target, own)
+    # A record that does not say what was quoted is taken as it is.
+    record = json.loads((folder / RECORD_FILE).read_text())
+    del record["snippets_blake2b"]
+    (folder / RECORD_FILE).write_text(json.dumps(record))
+    write(folder, target, own)
+
+
+def test_the_digest_of_snippets_tells_their_order_and_kind() -> None:
+    digests = {
+        Snippets(prose=prose, functions=functions).digest
+        for prose, functions in ((("a", "b"), ()), (("b", "a"), ()), (("ab",), ()), ((), ("a", "b")))
+    }
+    assert len(digests) == 4
+    assert Snippets(prose=("a", "b"), functions=()).digest in digests
 
 
 def test_text_of_another_target_is_refused(whole: Path, settings: WritingSettings, tmp_path: Path) -> None:
