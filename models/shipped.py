@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from models.draft_folder import DESCRIPTION_FILE, DraftTarget, open_draft, read_draft_description
-from models.errors import CheckpointError, PairError
+from models.errors import SlipstreamError
 
 SHIPPED_FOLDER = Path(__file__).parent / "shipped"
 """A folder for each draft."""
@@ -32,8 +32,10 @@ def shipped_draft(target: DraftTarget) -> Path | None:
     for folder in _folders():
         try:
             if read_draft_description(folder).target_fingerprint == target.fingerprint:
-                return open_draft(folder, target).folder
-        except (CheckpointError, PairError) as error:
+                draft = open_draft(folder, target)
+                draft.tensors()
+                return draft.folder
+        except SlipstreamError as error:
             _logger.warning("a draft that came with the project is left out: %s", error)
     return None
 

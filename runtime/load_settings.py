@@ -95,7 +95,7 @@ class LoadSettings:
     warmup_tokens: int = 0
     """Tokens at the start of each output that are decoded without proposals."""
     acceptance_threshold: float = 0.4
-    """Below this rolling acceptance rate one warning is logged; 0 never warns."""
+    """Below this rolling acceptance rate of a draft that was named one warning is logged; 0 never warns."""
     verification: Verification | None = None
     """Default rule of requests that name none."""
     device: str = AUTO_DEVICE

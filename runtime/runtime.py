@@ -44,7 +44,9 @@ class Runtime:
         self._engine = engine
         self._settings = settings
         self._queue = RequestQueue()
-        self._monitor = AcceptanceMonitor(threshold=settings.acceptance_threshold)
+        # Who named no draft can do nothing about it, and what does not pay is proposed less and less.
+        threshold = 0.0 if settings.chooses_draft else settings.acceptance_threshold
+        self._monitor = AcceptanceMonitor(threshold=threshold)
         self._closed = False
 
     @classmethod

@@ -173,11 +173,14 @@ async def test_counts_agree_with_the_chunks(
     assert max(metrics.draft_ms, metrics.verify_ms) <= metrics.total_ms
 
 
-async def test_the_rolling_rate_warns_once_and_shows_in_metrics(caplog: pytest.LogCaptureFixture, mode: Mode) -> None:
+@pytest.mark.parametrize("named", ["stranger", "auto"])
+async def test_the_rolling_rate_warns_once_and_shows_in_metrics(
+    caplog: pytest.LogCaptureFixture, mode: Mode, named: str
+) -> None:
+    """Who named no draft is not told to name another."""
     target = table_target()
-    rig = build_rig(
-        target, table_target(seed=77, name="stranger"), mode=mode, gamma=4, num_awaited=2, acceptance_threshold=0.4
-    )
+    stranger = table_target(seed=77, name="stranger")
+    rig = build_rig(target, stranger, mode=mode, gamma=4, num_awaited=2, acceptance_threshold=0.4, named=named)
     with caplog.at_level(logging.WARNING, logger="slipstream"):
         async with rig.runtime:
             assert rig.runtime.acceptance_rate is None
@@ -185,7 +188,8 @@ async def test_the_rolling_rate_warns_once_and_shows_in_metrics(caplog: pytest.L
             assert not first.metrics.acceptance_low, "ten rounds say little"
             for _ in range(2):
                 last = await rig.runtime.generate(PROMPT, max_tokens=120, ignore_eos=True)
-            assert last.metrics.acceptance_low
+            assert last.metrics.acceptance_low is (named != "auto")
             assert rig.runtime.acceptance_rate is not None
             assert rig.runtime.acceptance_rate < 0.4
-    assert len([record for record in caplog.records if "acceptance rate" in record.message]) == 1
+    warnings = [record for record in caplog.records if "acceptance rate" in record.message]
+    assert len(warnings) == (named != "auto")

@@ -86,11 +86,12 @@ def build_rig(
     warmup_tokens: int = 0,
     acceptance_threshold: float = 0.0,
     draft_step_ms: float = 0.5,
+    named: str = "table draft",
     **settings: int,
 ) -> Rig:
     """A runtime on one worker thread, or two where lanes may overlap, made inside or outside of a loop.
 
-    Gamma None adapts, to made-up costs.
+    Gamma None adapts, to made-up costs; `named` is what the caller of a runtime would have called the draft.
     """
     watched_target = WatchedModel(table_target() if target is None else target)
     watched_draft = None if draft is None else WatchedModel(draft)
@@ -115,6 +116,7 @@ def build_rig(
         proposers.append(ModelProposer(draft_lane, policy()))
     loaded = LoadSettings(
         target="table",
+        draft=named,
         mode=mode,
         gamma=ADAPTIVE if gamma is None else gamma,
         warmup_tokens=warmup_tokens,
