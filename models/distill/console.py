@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _LINE_EVERY_S = 30.0
+_WINDOW_S = 60.0
+"""Over which a rate is taken: what a stage's parts take may differ."""
 
 
 class Console(BaseConsole):
@@ -41,20 +44,22 @@ class Progress:
         self._label = label
         self._unit = unit
         self._bar: tqdm[NoReturn] | None = None
-        self._begun: tuple[float, int] | None = None
+        self._told: deque[tuple[float, int]] = deque()
+        """When how much was done: all of the window, and the last before it."""
         self._next_line_s = 0.0
 
     def tell(self, done: int, wanted: int, words: str = "") -> None:
         """So much of so much is done; may be called as often as one likes."""
-        if self._begun is None:
-            self._begun = (time.monotonic(), done)
-            if self._console.is_watched:
-                self._bar = _new_bar(self._label, self._unit, done, wanted)
+        now_s = time.monotonic()
+        if not self._told and self._console.is_watched:
+            self._bar = _new_bar(self._label, self._unit, done, wanted)
+        self._told.append((now_s, done))
+        while len(self._told) > 2 and self._told[1][0] <= now_s - _WINDOW_S:
+            self._told.popleft()
         if self._bar is not None:
             self._bar.set_postfix_str(words, refresh=False)
             self._bar.update(done - self._bar.n)
             return
-        now_s = time.monotonic()
         if now_s >= self._next_line_s or done == wanted:
             self._next_line_s = now_s + _LINE_EVERY_S
             self._console.note(self._line(done, wanted, words))
@@ -67,8 +72,8 @@ class Progress:
     def _line(self, done: int, wanted: int, words: str) -> str:
         share = f"{100 * done // max(1, wanted)} %"
         parts = [f"{self._label}: {done:,} of {wanted:,} {self._unit} ({share})"]
-        started_s, first = self._begun or (0.0, 0)
-        elapsed_s = time.monotonic() - started_s
+        (started_s, first), (now_s, _) = self._told[0], self._told[-1]
+        elapsed_s = now_s - started_s
         if done > first and elapsed_s > 0:
             rate = (done - first) / elapsed_s
             parts.append(f"{rate:,.4g} {self._unit}/s")

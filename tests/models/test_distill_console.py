@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,19 @@ def test_nobody_watching_gets_the_first_line_and_the_last(capsys: pytest.Capture
     assert last.startswith("writing: 2,000 of 2,000 tokens (100 %), ")
     assert last.endswith(" tokens/s, 2000 kept")
     assert captured.out == ""
+
+
+def test_the_time_left_goes_by_the_last_minute(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("models.distill.console.time", SimpleNamespace(monotonic=lambda: now_s))
+    with Console().progress("training", "steps") as progress:
+        # A step a second, and later one in ten seconds.
+        for done in range(101):
+            progress.tell(done, 200)
+            now_s += 1 if done < 90 else 10
+    assert capsys.readouterr().err.splitlines()[-1].endswith("steps/s, 17 min left")
 
 
 def test_somebody_who_watches_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
