@@ -27,7 +27,8 @@ _HEAD_CHUNK_ROWS = 512
 _HEAD_COPIES = 5
 _PROCESS_BYTES = 400 << 20
 """An interpreter with torch in it."""
-_JUDGED_PROMPTS = 50
+JUDGED_PROMPTS = 50
+"""About."""
 _JUDGED_ROWS = 64
 """Of logits at a time."""
 _JUDGED_PROMPT_TOKENS = 256
@@ -169,7 +170,7 @@ def _judging_bytes(config: ModelConfig, draft_bytes: int, dtype: torch.dtype) ->
     key_values = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     cache_bytes = num_rows * num_positions * key_values * dtype.itemsize
     # Features of a batch as they come and joined, and of every answer that was written before.
-    feature_rows = (2 * num_rows + 2 * _JUDGED_PROMPTS) * num_positions
+    feature_rows = (2 * num_rows + 2 * JUDGED_PROMPTS) * num_positions
     read_rows = num_rows * min(num_positions, _JUDGED_PROMPT_TOKENS)
     row_width = 4 * config.intermediate_size + 8 * config.hidden_size
     logit_bytes = _JUDGED_ROWS * config.vocab_size * _FLOAT32_BYTES * _HEAD_COPIES

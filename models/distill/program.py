@@ -20,12 +20,14 @@ from models.distill.arguments import PROGRAM, Arguments, UsageError, parse_argum
 from models.distill.console import Console, duration_text
 from models.distill.distilling import Distillation, Outcome, draw_plots
 from models.distill.evaluation import Evaluation
+from models.distill.judging import judged_lengths
 from models.distill.machine import has_bfloat16_units
 from models.distill.making import Making
-from models.distill.needs import Needs, check_needs, needs_of, size_text
+from models.distill.needs import JUDGED_PROMPTS, Needs, check_needs, needs_of, size_text
 from models.distill.plan import Plan, begin_work, make_plan
 from models.distill.speed import Speed, sample_speed
 from models.distill.standing import Standing, standing_of
+from models.distill.training import EVALUATED_SEQUENCES
 from models.draft_folder import read_draft_description
 from models.errors import CheckpointError, SlipstreamError
 from models.free_memory import available_memory
@@ -150,12 +152,16 @@ def _estimate(plan: Plan, needs: Needs, arguments: Arguments, console: Console) 
             dtype=plan.dtype,
         )
     writing_s = _num_written_tokens(plan) / speed.writing_tokens_per_s
+    reading_s = _num_read_tokens(plan.read_files) / speed.reading_tokens_per_s
     training_s = _training_s(plan, speed)
+    judging_s = 2 * JUDGED_PROMPTS * judged_lengths(plan.target.config)[1] / speed.judging_tokens_per_s
     if arguments.json:
         record = {
             **asdict(speed),
             "writing_s": writing_s,
+            "reading_s": reading_s,
             "training_s": training_s,
+            "judging_s": judging_s,
             **asdict(needs),
             "peak_bytes": needs.peak_bytes,
             "disk_bytes": needs.disk_bytes,
@@ -168,7 +174,11 @@ def _estimate(plan: Plan, needs: Needs, arguments: Arguments, console: Console) 
     console.result(
         f"writing   {_num_written_tokens(plan):,} tokens at about {speed.writing_tokens_per_s:,.0f} a second: "
         f"{duration_text(writing_s)}\n"
-        f"training  at about {speed.training_tokens_per_s:,.0f} tokens a second: {duration_text(training_s)}\n"
+        f"reading   {_num_read_tokens(plan.read_files):,} tokens at about {speed.reading_tokens_per_s:,.0f} a second: "
+        f"{duration_text(reading_s)}\n"
+        f"training  at about {speed.training_tokens_per_s:,.0f} tokens a second, evaluations included: "
+        f"{duration_text(training_s)}\n"
+        f"judging   {duration_text(judging_s)}\n"
         f"memory    {size_text(needs.writing_bytes)} to write (weights {size_text(needs.weight_bytes)}, caches "
         f"{size_text(needs.cache_bytes)}), {size_text(needs.training_bytes)} to train, "
         f"{size_text(needs.judging_bytes)} to judge; {free}\n"
@@ -181,7 +191,11 @@ def _training_s(plan: Plan, speed: Speed) -> float:
     if plan.training.minutes is not None:
         return plan.training.minutes * 60
     num_tokens = _num_written_tokens(plan) + _num_read_tokens(plan.read_files)
-    return plan.training.num_epochs * num_tokens / speed.training_tokens_per_s
+    evaluated_tokens = (plan.training.evaluations + 1) * EVALUATED_SEQUENCES * plan.writing.sequence_length
+    return (
+        plan.training.num_epochs * num_tokens / speed.training_tokens_per_s
+        + evaluated_tokens / speed.evaluating_tokens_per_s
+    )
 
 
 def _num_written_tokens(plan: Plan) -> int:

@@ -29,7 +29,8 @@ FIRST_SHARD = 50_000
 """Shards of text that was read are numbered from here on, far above those of written waves."""
 
 _SEQUENCES_PER_SHARD = 64
-_CHUNK_SEQUENCES = 4
+READ_AT_ONCE = 4
+"""Sequences."""
 _CHUNK_ROWS = 256
 
 
@@ -84,7 +85,7 @@ def read_shard_paths(folder: Path) -> list[Path]:
 def read_sequences(target: BatchedTarget, token_ids_NT: torch.Tensor) -> Shard:
     """What the target makes of sequences that it did not write."""
     features, log_totals = [], []
-    for token_ids_RT in torch.split(token_ids_NT, _CHUNK_SEQUENCES):
+    for token_ids_RT in torch.split(token_ids_NT, READ_AT_ONCE):
         features_RTE = target.features(token_ids_RT.long().to(target.device))
         totals = [
             target.logits(rows).logsumexp(-1).cpu() for rows in torch.split(features_RTE.flatten(0, 1), _CHUNK_ROWS)

@@ -1,6 +1,6 @@
 """How fast this machine writes and trains, by a few seconds of each.
 
-Owns the two samples. Knows nothing of memory or of what is asked for.
+Owns the samples. Knows nothing of memory or of what is asked for.
 
 Shape suffixes: B sequences, T tokens, E hidden width.
 """
@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from models.checkpoint import Checkpoint
+from models.distill.answers import BATCH_PROMPTS
 from models.distill.batched_target import BatchedTarget
 from models.distill.corpus import Batch
 from models.distill.draft_model import DraftModel
+from models.distill.judging import judged_lengths
+from models.distill.reading import READ_AT_ONCE, read_sequences
 from models.distill.settings import TrainingSettings, WritingSettings
 from models.distill.text_kind import TextKind
 from models.distill.trainer import PIECE_SEQUENCES, Trainer
@@ -32,7 +35,12 @@ class Speed:
     """Tokens a second of all workers together, as if they did not slow each other down."""
 
     writing_tokens_per_s: float
+    reading_tokens_per_s: float
     training_tokens_per_s: float
+    evaluating_tokens_per_s: float
+    """Of held-out text, on the way."""
+    judging_tokens_per_s: float
+    """Of answers, which are all but a small part of judging."""
 
 
 def sample_speed(
@@ -50,23 +58,31 @@ def sample_speed(
     try:
         num_writers = min(num_workers, writing.num_waves)
         num_pieces = -(-training.batch_sequences // PIECE_SEQUENCES)
+        num_positions = max(writing.sequence_length, judged_lengths(checkpoint.config)[0])
+        target = BatchedTarget(checkpoint, dtype=dtype, device=device, num_positions=num_positions)
+        num_written = min(writing.sequences_per_wave, _MOST_SEQUENCES)
+        written = _written_tokens_per_s(target, num_written, writing.sequence_length)
+        # These two have no workers of their own and share each operation among all threads.
+        torch.set_num_threads(num_workers)
+        read = _read_tokens_per_s(target, writing.sequence_length)
+        judged = _written_tokens_per_s(target, 2 * BATCH_PROMPTS, num_positions)
+        torch.set_num_threads(1)
+        trained, evaluated = _training_tokens_per_s(checkpoint, training, writing.sequence_length, device, dtype)
         return Speed(
-            writing_tokens_per_s=num_writers * _writing_tokens_per_s(checkpoint, writing, device, dtype),
-            training_tokens_per_s=min(num_workers, num_pieces)
-            * _training_tokens_per_s(checkpoint, training, writing.sequence_length, device, dtype),
+            writing_tokens_per_s=num_writers * written,
+            reading_tokens_per_s=read,
+            training_tokens_per_s=min(num_workers, num_pieces) * trained,
+            evaluating_tokens_per_s=num_workers * evaluated,
+            judging_tokens_per_s=judged,
         )
     finally:
         torch.set_num_threads(num_threads)
 
 
-def _writing_tokens_per_s(
-    checkpoint: Checkpoint, settings: WritingSettings, device: torch.device, dtype: torch.dtype
-) -> float:
-    target = BatchedTarget(checkpoint, dtype=dtype, device=device, num_positions=settings.sequence_length)
-    num_sequences = min(settings.sequences_per_wave, _MOST_SEQUENCES)
-    cache = target.new_cache(num_sequences, settings.sequence_length)
-    middle = settings.sequence_length // 2
-    token_ids_BT = torch.zeros(num_sequences, 1, dtype=torch.int64, device=device)
+def _written_tokens_per_s(target: BatchedTarget, num_sequences: int, sequence_length: int) -> float:
+    cache = target.new_cache(num_sequences, sequence_length)
+    middle = sequence_length // 2
+    token_ids_BT = torch.zeros(num_sequences, 1, dtype=torch.int64, device=target.device)
     temperatures_B = torch.ones(num_sequences)
     generator = torch.Generator().manual_seed(0)
 
@@ -79,9 +95,15 @@ def _writing_tokens_per_s(
         return num_sequences / _call_s(step)
 
 
+def _read_tokens_per_s(target: BatchedTarget, sequence_length: int) -> float:
+    token_ids_NT = torch.zeros(READ_AT_ONCE, sequence_length, dtype=torch.int32)
+    return token_ids_NT.numel() / _call_s(lambda: read_sequences(target, token_ids_NT))
+
+
 def _training_tokens_per_s(
     checkpoint: Checkpoint, settings: TrainingSettings, sequence_length: int, device: torch.device, dtype: torch.dtype
-) -> float:
+) -> tuple[float, float]:
+    """Of one worker that trains, and of one that evaluates."""
     config = checkpoint.config
     target = BatchedTarget(checkpoint, dtype=dtype, device=device, num_positions=sequence_length, with_layers=False)
     draft = DraftModel(config, design=settings.design, num_layers=settings.num_layers).to(device)
@@ -100,8 +122,10 @@ def _training_tokens_per_s(
     try:
         # The first and the last part of a training cost differently where own steps come in.
         first_s, last_s = _call_s(lambda: trainer.step(batch, 0)), _call_s(lambda: trainer.step(batch, 99))
+        evaluation_s = _call_s(lambda: trainer.acceptance([batch]))
         share = settings.own_steps_after
-        return PIECE_SEQUENCES * sequence_length / (share * first_s + (1 - share) * last_s)
+        num_tokens = PIECE_SEQUENCES * sequence_length
+        return num_tokens / (share * first_s + (1 - share) * last_s), num_tokens / evaluation_s
     finally:
         trainer.close()
 

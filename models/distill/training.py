@@ -21,7 +21,8 @@ from models.distill.settings import TrainingSettings
 from models.distill.trainer import Trainer
 
 STATE_FILE = "training.safetensors"
-_EVALUATED_SEQUENCES = 48
+EVALUATED_SEQUENCES = 48
+"""At most, of those that are held out."""
 _TIMED_STEPS = 4
 _TIMED_SEQUENCES = 8
 
@@ -175,9 +176,9 @@ class _Run:
         )
 
 
-def evaluated_batches(corpus: Corpus, most_sequences: int = _EVALUATED_SEQUENCES) -> list[Batch]:
+def evaluated_batches(corpus: Corpus, most_sequences: int = EVALUATED_SEQUENCES) -> list[Batch]:
     """Held-out sequences, each by itself, that an evaluation goes through."""
-    return [corpus.batch([place]) for place in corpus.held_out[: min(most_sequences, _EVALUATED_SEQUENCES)]]
+    return [corpus.batch([place]) for place in corpus.held_out[: min(most_sequences, EVALUATED_SEQUENCES)]]
 
 
 def steps_within(budget_s: float, *, step_s: float, evaluation_s: float, evaluations: int) -> int:
@@ -201,7 +202,7 @@ def _evaluation_s(trainer: Trainer, corpus: Corpus) -> float:
     started_s = time.monotonic()
     trainer.acceptance(timed)
     elapsed_s = time.monotonic() - started_s
-    return elapsed_s * min(len(corpus.held_out), _EVALUATED_SEQUENCES) / len(timed)
+    return elapsed_s * min(len(corpus.held_out), EVALUATED_SEQUENCES) / len(timed)
 
 
 def _steps_s(trainer: Trainer, batches: Sequence[Batch], step: int) -> float:

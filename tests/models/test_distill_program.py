@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -469,12 +470,16 @@ def test_an_estimate_writes_nothing(
     assert main(command(target, text, out, "--estimate", "--json")) == DONE
     found = json.loads(capsys.readouterr().out)
     assert found["writing_s"] == pytest.approx(6 * 36 * 24 / found["writing_tokens_per_s"])
-    assert found["training_s"] == pytest.approx(2 * 6 * 36 * 24 / found["training_tokens_per_s"])
+    assert found["reading_s"] == 0
+    evaluated_s = 41 * 48 * 24 / found["evaluating_tokens_per_s"]
+    assert found["training_s"] == pytest.approx(2 * 6 * 36 * 24 / found["training_tokens_per_s"] + evaluated_s)
+    # Two answers to each of about fifty prompts.
+    assert found["judging_s"] == pytest.approx(100 * 8 / found["judging_tokens_per_s"])
     assert found["shard_bytes"] == 6 * 36 * 24 * (2 * 32 + 8)
     assert found["peak_bytes"] == max(found[f"{stage}_bytes"] for stage in ("writing", "training", "judging"))
     assert main(command(target, text, out, "--estimate")) == DONE
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["writing", "training", "memory", "disk"]
+    assert [line.split()[0] for line in lines] == ["writing", "reading", "training", "judging", "memory", "disk"]
     assert not out.exists()
 
 
@@ -504,7 +509,8 @@ def test_what_does_not_fit_is_refused_before_it_begins(
     assert main(arguments) == FAILED
     error = capsys.readouterr().err
     assert "1 MB are free (said so)" in error
-    assert "--workers" in error
+    # Of so small a target, most memory goes into the answers that it is judged by.
+    assert "judging takes about" in error
     assert "--anyway" in error
     assert not (tmp_path / "out").exists()
 
@@ -529,7 +535,7 @@ def test_needs_grow_with_what_is_asked_for(target: Path, text: Path, tmp_path: P
     assert needs("--dtype", "bfloat16").judging_bytes < plain.judging_bytes
     only_judging = plain.of_judging()
     assert (only_judging.peak_bytes, only_judging.disk_bytes) == (plain.judging_bytes, 0)
-    scarce = AvailableMemory(num_bytes=plain.judging_bytes - 1, reason="said so")
+    scarce = AvailableMemory(num_bytes=1 << 20, reason="said so")
     with pytest.raises(InsufficientMemoryError, match="judging takes about"):
         check_needs(only_judging, memory=scarce, free_disk_bytes=0, present_disk_bytes=0)
     assert needs("--tokens", "10000").disk_bytes > plain.disk_bytes
@@ -538,6 +544,9 @@ def test_needs_grow_with_what_is_asked_for(target: Path, text: Path, tmp_path: P
     check_needs(plain, memory=unknown, free_disk_bytes=0, present_disk_bytes=plain.disk_bytes)
     with pytest.raises(DistillationError, match=r"are missing; name another folder with --work"):
         check_needs(plain, memory=unknown, free_disk_bytes=10, present_disk_bytes=10)
+    unjudged = dataclasses.replace(plain, judging_bytes=0)
+    with pytest.raises(InsufficientMemoryError, match=r"(writing \(weights|training) .*have fewer --workers"):
+        check_needs(unjudged, memory=scarce, free_disk_bytes=1 << 40, present_disk_bytes=0)
     barely = AvailableMemory(num_bytes=plain.peak_bytes - 1, reason="said so")
     with pytest.raises(InsufficientMemoryError):
         check_needs(plain, memory=barely, free_disk_bytes=1 << 40, present_disk_bytes=0)
