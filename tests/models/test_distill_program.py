@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -18,22 +17,20 @@ import torch
 from safetensors.torch import save_file
 
 from models.checkpoint import open_checkpoint
-from models.distill import distilling, judging, program
+from models.distill import distilling, judging
 from models.distill.arguments import UsageError, parse_arguments
-from models.distill.needs import Needs, check_needs, needs_of
+from models.distill.needs import needs_of
 from models.distill.plan import make_plan
 from models.distill.program import DONE, FAILED, INTERRUPTED, WRONG_USAGE, main
 from models.distill.shard import shard_paths
 from models.distill.text_kind import TextKind
 from models.draft_folder import CARD_FILE, DESCRIPTION_FILE, WEIGHTS_FILE, DraftTarget, open_draft
-from models.errors import DistillationError, InsufficientMemoryError, PairError
-from models.free_memory import AvailableMemory
+from models.errors import PairError
+from tests.support.distill_command import command
 from tests.support.tiny_checkpoint import write_tiny_folder
 from tests.support.toy_distillation import text_file
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("--tokens", "5000", "--sequence-length", "24", "--wave", "36", "--epochs", "2", "--batch", "8")
-OPTIONS += ("--head-tokens", "100", "--own-steps", "2", "--workers", "1", "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +66,6 @@ def finished(target: Path, text: Path, tmp_path_factory: pytest.TempPathFactory)
     out = tmp_path_factory.mktemp("finished") / "draft"
     assert main(command(target, text, out)) == DONE
     return out
-
-
-def command(target: Path, text: Path, out: Path, *more: str) -> list[str]:
-    return ["--target", str(target), "--out", str(out), "--text", str(text), *OPTIONS, *more]
 
 
 def making(out: Path) -> dict[str, object]:
@@ -462,27 +455,6 @@ def test_epochs_take_the_place_of_the_default_minutes() -> None:
     assert parse_arguments(["--out", "x", "--epochs", "3"]).training.minutes is None
 
 
-def test_an_estimate_writes_nothing(
-    target: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("models.distill.speed._SAMPLE_S", 0.01)
-    out = tmp_path / "out"
-    assert main(command(target, text, out, "--estimate", "--json")) == DONE
-    found = json.loads(capsys.readouterr().out)
-    assert found["writing_s"] == pytest.approx(6 * 36 * 24 / found["writing_tokens_per_s"])
-    assert found["reading_s"] == 0
-    evaluated_s = 41 * 48 * 24 / found["evaluating_tokens_per_s"]
-    assert found["training_s"] == pytest.approx(2 * 6 * 36 * 24 / found["training_tokens_per_s"] + evaluated_s)
-    # Two answers to each of about fifty prompts.
-    assert found["judging_s"] == pytest.approx(100 * 8 / found["judging_tokens_per_s"])
-    assert found["shard_bytes"] == 6 * 36 * 24 * (2 * 32 + 8)
-    assert found["peak_bytes"] == max(found[f"{stage}_bytes"] for stage in ("writing", "training", "judging"))
-    assert main(command(target, text, out, "--estimate")) == DONE
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["writing", "reading", "training", "judging", "memory", "disk"]
-    assert not out.exists()
-
-
 def test_the_shard_estimate_is_what_lies_on_disk(finished: Path, target: Path, text: Path) -> None:
     plan = make_plan(parse_arguments(command(target, text, finished)))
     needs = needs_of(
@@ -492,61 +464,3 @@ def test_the_shard_estimate_is_what_lies_on_disk(finished: Path, target: Path, t
     assert sum(path.stat().st_size for path in shard_paths(work / "text")) == pytest.approx(needs.shard_bytes, rel=0.1)
     checkpoint = (work / "training-draft" / "training.safetensors").stat().st_size
     assert checkpoint == pytest.approx(needs.checkpoint_bytes, rel=0.1)
-
-
-@pytest.mark.parametrize("estimate", [True, False])
-def test_what_does_not_fit_is_refused_before_it_begins(
-    estimate: bool,
-    target: Path,
-    text: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    little = AvailableMemory(num_bytes=1 << 20, reason="said so")
-    monkeypatch.setattr(program, "available_memory", lambda _: little)
-    arguments = command(target, text, tmp_path / "out", *(["--estimate"] if estimate else []))
-    assert main(arguments) == FAILED
-    error = capsys.readouterr().err
-    assert "1 MB are free (said so)" in error
-    # Of so small a target, most memory goes into the answers that it is judged by.
-    assert "judging takes about" in error
-    assert "--anyway" in error
-    assert not (tmp_path / "out").exists()
-
-
-def test_needs_grow_with_what_is_asked_for(target: Path, text: Path, tmp_path: Path) -> None:
-    def needs(*more: str) -> Needs:
-        plan = make_plan(parse_arguments(command(target, text, tmp_path / "out", *more)))
-        return needs_of(
-            plan.target.config,
-            plan.writing,
-            plan.training,
-            num_read_tokens=0,
-            num_workers=plan.num_workers,
-            dtype=plan.dtype,
-        )
-
-    plain = needs()
-    assert needs("--workers", "2").weight_bytes == 2 * plain.weight_bytes
-    assert needs("--wave", "72").cache_bytes == 2 * plain.cache_bytes
-    assert needs("--dtype", "bfloat16").weight_bytes == plain.weight_bytes // 2
-    assert needs("--own-steps", "4").training_bytes > plain.training_bytes
-    assert needs("--dtype", "bfloat16").judging_bytes < plain.judging_bytes
-    only_judging = plain.of_judging()
-    assert (only_judging.peak_bytes, only_judging.disk_bytes) == (plain.judging_bytes, 0)
-    scarce = AvailableMemory(num_bytes=1 << 20, reason="said so")
-    with pytest.raises(InsufficientMemoryError, match="judging takes about"):
-        check_needs(only_judging, memory=scarce, free_disk_bytes=0, present_disk_bytes=0)
-    assert needs("--tokens", "10000").disk_bytes > plain.disk_bytes
-    unknown = AvailableMemory(num_bytes=None, reason="nobody knows")
-    check_needs(plain, memory=unknown, free_disk_bytes=plain.disk_bytes, present_disk_bytes=0)
-    check_needs(plain, memory=unknown, free_disk_bytes=0, present_disk_bytes=plain.disk_bytes)
-    with pytest.raises(DistillationError, match=r"are missing; name another folder with --work"):
-        check_needs(plain, memory=unknown, free_disk_bytes=10, present_disk_bytes=10)
-    unjudged = dataclasses.replace(plain, judging_bytes=0)
-    with pytest.raises(InsufficientMemoryError, match=r"(writing \(weights|training) .*have fewer --workers"):
-        check_needs(unjudged, memory=scarce, free_disk_bytes=1 << 40, present_disk_bytes=0)
-    barely = AvailableMemory(num_bytes=plain.peak_bytes - 1, reason="said so")
-    with pytest.raises(InsufficientMemoryError):
-        check_needs(plain, memory=barely, free_disk_bytes=1 << 40, present_disk_bytes=0)
