@@ -44,6 +44,7 @@ from models.positioned_model import PositionedCache, PositionedModel
 from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET, RandomTensors, random_decoder
 from models.shallow import FeatureDraft, bind_draft
 from models.shipped import has_shipped_drafts, shipped_draft
+from models.thread_counts import intra_op_threads
 from models.tokenizer import Tokenizer
 from models.wrapped_decoder import WrappedDecoder
 
@@ -94,6 +95,7 @@ __all__ = [
     "draft_weight_kind",
     "estimate_memory",
     "has_shipped_drafts",
+    "intra_op_threads",
     "is_draft_folder",
     "new_figure",
     "open_checkpoint",

@@ -26,11 +26,11 @@ from models import (
     UnsupportedModelError,
     WeightKind,
     bind_draft,
+    intra_op_threads,
     open_draft,
     open_model,
 )
 from models.demo import demo_weights
-from models.thread_counts import intra_op_threads
 from profiling.machine import describe_machine, new_file
 from profiling.program import run_program
 from profiling.prompts import PromptKind, bench_prompts

@@ -40,7 +40,7 @@ class Corpus:
         """Sort out copies and the held-out part.
 
         Raises:
-            ValueError: if nothing is left to train on or to hold out.
+            ValueError: if nothing is left to train on or to judge by.
         """
         self._shards = tuple(shards)
         self.training: list[tuple[int, int]] = []
@@ -60,6 +60,15 @@ class Corpus:
                 f"{len(self.training)} sequences to learn from and {len(self.held_out)} held out are too few; "
                 "have more text written (--tokens)"
             )
+        if not any(self._is_asked(place) for place in self.held_out):
+            raise ValueError(
+                f"none of {len(self.held_out)} held-out sequences reaches an answer, so nothing tells a good draft "
+                "from a bad one; have more text (--tokens) or longer one (--sequence-length) written"
+            )
+
+    def _is_asked(self, place: tuple[int, int]) -> bool:
+        number, row = place
+        return bool(self._shards[number].asked_NT[row, :-1].any())
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> Corpus:

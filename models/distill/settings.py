@@ -14,6 +14,10 @@ from pathlib import Path
 from models.distill.text_kind import TextKind
 from models.draft_folder import DraftDesign
 
+_MOST_LAYERS = 64
+"""A draft of more would be no draft, and its folder could not be opened from some number on."""
+_LARGEST_SEED = (1 << 63) - 1
+
 
 class Loss(StrEnum):
     """What training makes small."""
@@ -49,7 +53,7 @@ class WritingSettings:
         _at_least("num_tokens", self.num_tokens, 1)
         _at_least("sequence_length", self.sequence_length, 16)
         _at_least("sequences_per_wave", self.sequences_per_wave, 1)
-        _at_least("seed", self.seed, 0)
+        _within("seed", self.seed, 0, _LARGEST_SEED)
         if not self.kinds:
             raise ValueError(f"kinds is empty; name one or more of {', '.join(TextKind)}")
         if not self.temperatures:
@@ -101,13 +105,14 @@ class TrainingSettings:
         Raises:
             ValueError: naming the field.
         """
-        for name in ("num_layers", "batch_sequences", "num_own_steps", "patience", "evaluations"):
+        for name in ("batch_sequences", "num_own_steps", "patience", "evaluations"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("num_head_tokens", "seed"):
-            _at_least(name, getattr(self, name), 0)
-        _check("num_epochs", self.num_epochs, lambda x: x > 0, "above 0")
+        _within("num_layers", self.num_layers, 1, _MOST_LAYERS)
+        _at_least("num_head_tokens", self.num_head_tokens, 0)
+        _within("seed", self.seed, 0, _LARGEST_SEED)
+        _check("num_epochs", self.num_epochs, lambda x: 0 < x <= 1e6, "above 0 and at most 1,000,000")
         if self.minutes is not None:
-            _check("minutes", self.minutes, lambda x: x > 0, "above 0")
+            _check("minutes", self.minutes, lambda x: 0 < x <= 1e6, "above 0 and at most 1,000,000")
         _check("learning_rate", self.learning_rate, lambda x: 0 < x <= 0.1, "above 0 and at most 0.1")
         _check("warmup_share", self.warmup_share, lambda x: 0 <= x < 1, "within 0 and 1, 1 not included")
         _check("weight_decay", self.weight_decay, lambda x: 0 <= x < 1, "within 0 and 1, 1 not included")
@@ -126,6 +131,12 @@ def _at_least(name: str, value: int, low: int) -> None:
         raise TypeError(f"{name} must be a whole number, not {type(value).__name__}")
     if value < low:
         raise ValueError(f"{name} must be at least {low}, got {value}")
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    _at_least(name, value, low)
+    if value > high:
+        raise ValueError(f"{name} must be at most {high}, got {value}")
 
 
 def _check(name: str, value: float, fits: Callable[[float], bool], limits: str) -> None:

@@ -81,6 +81,14 @@ def test_too_little_text_is_refused_with_a_way_out() -> None:
         Corpus([shard_of(TEXT_NT[:1])])
 
 
+def test_held_out_text_that_reaches_no_answer_is_refused() -> None:
+    shard = shard_of(TEXT_NT)
+    # What follows the last token is in no row.
+    shard.asked_NT[:, :-1] = False
+    with pytest.raises(ValueError, match=r"none of \d+ held-out sequences reaches an answer"):
+        Corpus([shard])
+
+
 def test_a_shard_comes_back_as_it_was(tmp_path: Path) -> None:
     shard = shard_of(TEXT_NT[:5])
     write_shard(shard_path(tmp_path, 3), shard)
