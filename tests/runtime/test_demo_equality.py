@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from models import DraftTarget, open_checkpoint, shipped_draft
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
 from runtime import GenerationResult, Runtime
 
@@ -23,17 +24,18 @@ NUM_TOKENS = 200 if FULL else 24
 PROMPTS: Sequence[BenchPrompt] = [prompt for kind in PromptKind for prompt in bench_prompts(kind)[: 4 if FULL else 2]]
 SAMPLINGS: Sequence[Mapping[str, Any]] = ({}, {"temperature": 0.8, "top_p": 0.95, "seed": 11})
 
-DRAFTS = ("ngram", "early-exit:8", "itself", "ngram+early-exit:4")
-"""`itself` is the same file once more, loaded as a separate draft model."""
+DRAFTS = ("auto", "shipped", "ngram", "early-exit:8", "itself", "ngram+early-exit:4")
+"""`itself` is the same file once more, loaded as a separate draft model; `shipped` is the distilled draft that comes
+with the project, and `auto` whatever is taken where nothing is named."""
 GAMMAS: Sequence[int | str] = (1, 2, 4, 8, "adaptive")
 EVERY_SETTING = [
     *((weights, "none", 4) for weights in ("float16", "int8")),
     *product(("float16", "int8"), DRAFTS, GAMMAS),
 ]
 FEW_SETTINGS = [
-    ("float16", "ngram", 8),
     ("float16", "itself", 4),
-    ("float16", "ngram+early-exit:4", "adaptive"),
+    ("float16", "shipped", 4),
+    ("float16", "auto", "adaptive"),
 ]
 
 Request = tuple[BenchPrompt, Mapping[str, Any]]
@@ -45,8 +47,21 @@ REQUESTS: Sequence[Request] = (
 
 
 async def load(demo_gguf: Path, weights: str, draft: str, gamma: int | str) -> Runtime:
-    sources = [str(demo_gguf) if name == "itself" else name for name in draft.split("+")]
-    return await Runtime.load(demo_gguf, weights=weights, draft=sources, gamma=gamma)
+    sources = [_source(name, demo_gguf) for name in draft.split("+")]
+    return await Runtime.load(
+        demo_gguf, weights=weights, draft=sources if len(sources) > 1 else sources[0], gamma=gamma
+    )
+
+
+def _source(name: str, demo_gguf: Path) -> str:
+    if name == "itself":
+        return str(demo_gguf)
+    if name != "shipped":
+        return name
+    with open_checkpoint(demo_gguf) as checkpoint:
+        folder = shipped_draft(DraftTarget.of(checkpoint))
+    assert folder is not None
+    return str(folder)
 
 
 async def answers(runtime: Runtime, requests: Sequence[Request], **options: Any) -> list[GenerationResult]:
@@ -86,6 +101,10 @@ async def test_no_draft_changes_a_token(demo_gguf: Path, weights: str, draft: st
     assert len({result.token_ids for result in expected}) == len(REQUESTS), "each request has an answer of its own"
     async with await load(demo_gguf, weights, draft, gamma) as runtime:
         found = await answers(runtime, REQUESTS)
+        sources = runtime.description.draft
+    if draft in {"auto", "shipped"}:
+        assert sources[-1].endswith("(distilled)")
+        assert sum(result.metrics.num_draft_tokens for result in found) > 0
     check_equal(found, expected)
     num_proposed = sum(result.metrics.num_draft_tokens for result in found)
     num_accepted = sum(result.metrics.num_accepted_draft_tokens for result in found)
