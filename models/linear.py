@@ -68,8 +68,9 @@ def default_weight_kind(device: torch.device) -> WeightKind:
 def draft_weight_kind(kind: WeightKind, device: torch.device) -> WeightKind:
     """How a distilled draft's own matrices are kept beside a target's of `kind`.
 
-    Nobody reads what a draft computes but the verifier, so int8 costs acceptance alone: 0.001 of sum min(p, q) on
-    SmolLM2-135M-Instruct, and a step takes two thirds of the time that it takes with float16.
+    Nobody reads what a draft computes but the verifier, so int8 costs acceptance alone: 0.002 of sum min(p, q) for the
+    draft of SmolLM2-135M-Instruct, whose bare step it makes a twelfth shorter on two quiet cores
+    (`docs/measurements/2026-11-30-draft-weights.json`); it nearly halves the bytes that a step reads.
     """
     return WeightKind.INT8 if kind is WeightKind.FLOAT16 and has_packed_kinds(device) else kind
 
