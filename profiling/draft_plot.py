@@ -26,9 +26,12 @@ def write_plot(drafts: Sequence[JudgedDraft], path: Path) -> None:
     """
     figure = new_figure(width_inches=15, height_inches=5)
     speeds = [speed for draft in drafts for speed in expected_speeds(draft)]
-    for axes, law in zip(figure.subplots(1, len(VerifyingLaw), sharey=True), VerifyingLaw, strict=True):
+    laws = figure.subplots(1, len(VerifyingLaw), sharey=True)
+    for axes, law in zip(laws, VerifyingLaw, strict=True):
         _draw_law(axes, [speed for speed in speeds if speed.law is law], [draft.name for draft in drafts])
         axes.set_title(law if law is VerifyingLaw.GREEDY else f"{law}, temperature 1", fontsize=10)
+    handles, labels = laws[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(drafts), fontsize=8)
     figure.savefig(path)
 
 
@@ -47,9 +50,8 @@ def _draw_law(axes: Axes, speeds: Sequence[ExpectedSpeed], names: Sequence[str])
                 width,
                 color=f"C{number}",
                 alpha=1.0 if half else 0.55,
-                label=f"{name}, {mode}",
+                label=f"{name}, {mode}{', at most' if half else ''}",
             )
     axes.axhline(1.0, color="grey", linewidth=0.8)
     axes.set_xticks(range(len(kinds)), kinds)
     axes.set_ylabel("expected speed over plain decoding")
-    axes.legend(fontsize=7)
