@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 OPTIONS = ("--tokens", "5000", "--sequence-length", "24", "--wave", "36", "--epochs", "2", "--batch", "8")
-OPTIONS += ("--head-tokens", "100", "--own-steps", "2", "--workers", "1", "--device", "cpu")
+OPTIONS += ("--kinds", "chat", "text", "--head-tokens", "100", "--own-steps", "2", "--workers", "1", "--device", "cpu")
 
 
 def command(target: Path, text: Path, out: Path, *more: str) -> list[str]:
