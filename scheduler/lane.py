@@ -65,6 +65,7 @@ class Lane:
         self.costs_together = BlockCosts(pace=pace, beside_another=True)
         """Of blocks while another lane runs as well; empty until that was measured or happened."""
         self.pace = pace
+        self._is_measuring = False
         self._cores = cores
         self._together = False
         self.reader: object | None = None
@@ -208,17 +209,21 @@ class Lane:
         self.roll_back(0)
         limit = min(self.model.max_block, self.capacity)
         times_ms: dict[int, list[float]] = {width: [] for width in widths if width <= limit}
-        # In turn, so that a moment in which the machine is slow does not make one width look dear.
-        for _ in range(num_runs):
-            for width, own_ms in times_ms.items():
-                started_s = time.perf_counter()
-                logits_RV = self._forward([0] * width, num_logits=width)
-                # Reading a value waits for a device that was only told what to do.
-                logits_RV[0, 0].item()
-                own_ms.append(elapsed_ms(started_s))
-                self.roll_back(0)
+        # A cold first run would be what all later ones are held against, and they would seem to speed the machine up.
+        self._is_measuring = True
+        try:
+            # In turn, so that a moment in which the machine is slow does not make one width look dear.
+            for _ in range(num_runs):
+                for width, own_ms in times_ms.items():
+                    started_s = time.perf_counter()
+                    logits_RV = self._forward([0] * width, num_logits=width)
+                    # Reading a value waits for a device that was only told what to do.
+                    logits_RV[0, 0].item()
+                    own_ms.append(elapsed_ms(started_s))
+                    self.roll_back(0)
+        finally:
+            self._is_measuring = False
         measured_ms = {width: sorted(own_ms)[num_runs // 2] for width, own_ms in times_ms.items()}
-        # The runs themselves were recorded as well, the cold first ones among them.
         (self.costs_together if together else self.costs).calibrate(measured_ms)
 
     def _forward(self, token_ids: Sequence[int], *, num_logits: int) -> torch.Tensor:
@@ -232,7 +237,7 @@ class Lane:
             self._cache.rollback(min(self._cache.length, self.num_held))
             raise
         # Elsewhere the call comes back when it is enqueued, which says nothing of its cost.
-        if num_logits and self.model.device.type == "cpu":
+        if num_logits and self.model.device.type == "cpu" and not self._is_measuring:
             self.note_cost(len(held_ids), elapsed_ms(started_s))
         self._held_ids.extend(held_ids)
         return logits_RV

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from models import UnsupportedModelError
-from scheduler import Lane, ThreadStream, VirtualDevice
+from scheduler import Lane, MachinePace, ThreadStream, VirtualDevice
 from tests.support.device_loops import new_model
 from tests.support.table_model import TableModel
 
@@ -156,6 +156,30 @@ class TestCosts:
         monkeypatch.setattr(model, "forward", timed_forward)
         lane.measure_costs()
         assert list(lane.costs.as_dict().values()) == pytest.approx([10.0, 10.0, 10.0])
+
+    def test_measuring_says_nothing_of_the_machines_pace(
+        self, lane: Lane, model: TableModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or a cold first run of the draft would make all that was measured of the target before look too dear."""
+        now_s = [0.0]
+        forward = model.forward
+
+        def timed_forward(*arguments: object, **options: object) -> torch.Tensor:
+            logits_RV = forward(*arguments, **options)
+            now_s[0] += 5.0 if model.num_calls == 1 else 0.01
+            return logits_RV
+
+        monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
+        monkeypatch.setattr(model, "forward", timed_forward)
+        paced = Lane("draft", model, lane.stream, capacity=40, pace=MachinePace())
+        for together in (False, True):
+            paced.measure_costs(together=together)
+        assert paced.pace is not None
+        assert paced.pace.factor == 1.0
+        assert list(paced.costs.as_dict().values()) == pytest.approx([10.0, 10.0, 10.0])
+        now_s[0] = 0.0
+        paced.feed([1], num_logits=1)
+        assert paced.pace.factor == pytest.approx(1.0)
 
     def test_policies_that_hold_the_costs_see_the_measured_ones(self, lane: Lane) -> None:
         costs = lane.costs
