@@ -236,7 +236,7 @@ def _add_machine_options(group: argparse._ArgumentGroup) -> None:
         "--dtype",
         choices=list(Precision),
         default=Precision.AUTO,
-        help="of matrix products; auto is bfloat16 on CUDA and float32 on a CPU, where bfloat16 is about four times "
+        help="of matrix products; auto is bfloat16 on CUDA and float32 on a CPU, where bfloat16 is "
         "faster if the processor has AMX units for it",
     )
     group.add_argument(
