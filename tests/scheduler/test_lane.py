@@ -141,9 +141,9 @@ class TestCosts:
         short.measure_costs()
         assert list(short.costs.as_dict()) == [1, 2]
 
-    def test_a_cold_first_run_does_not_count(
-        self, lane: Lane, model: TableModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.fixture
+    def cold(self, model: TableModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The model's first call takes 5 s, every other one 10 ms."""
         now_s = [0.0]
         forward = model.forward
 
@@ -154,30 +154,21 @@ class TestCosts:
 
         monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
         monkeypatch.setattr(model, "forward", timed_forward)
+
+    @pytest.mark.usefixtures("cold")
+    def test_a_cold_first_run_does_not_count(self, lane: Lane) -> None:
         lane.measure_costs()
         assert list(lane.costs.as_dict().values()) == pytest.approx([10.0, 10.0, 10.0])
 
-    def test_measuring_says_nothing_of_the_machines_pace(
-        self, lane: Lane, model: TableModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.mark.usefixtures("cold")
+    def test_measuring_says_nothing_of_the_machines_pace(self, lane: Lane, model: TableModel) -> None:
         """Or a cold first run of the draft would make all that was measured of the target before look too dear."""
-        now_s = [0.0]
-        forward = model.forward
-
-        def timed_forward(*arguments: object, **options: object) -> torch.Tensor:
-            logits_RV = forward(*arguments, **options)
-            now_s[0] += 5.0 if model.num_calls == 1 else 0.01
-            return logits_RV
-
-        monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
-        monkeypatch.setattr(model, "forward", timed_forward)
         paced = Lane("draft", model, lane.stream, capacity=40, pace=MachinePace())
         for together in (False, True):
             paced.measure_costs(together=together)
         assert paced.pace is not None
         assert paced.pace.factor == 1.0
         assert list(paced.costs.as_dict().values()) == pytest.approx([10.0, 10.0, 10.0])
-        now_s[0] = 0.0
         paced.feed([1], num_logits=1)
         assert paced.pace.factor == pytest.approx(1.0)
 
