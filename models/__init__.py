@@ -37,7 +37,7 @@ from models.figure import new_figure
 from models.free_memory import available_memory
 from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind, draft_weight_kind
 from models.loading import LoadedModel, OpenModel, open_model
-from models.memory import DistilledSize, check_memory, estimate_memory
+from models.memory import DistilledSize, MemoryEstimate, check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
 from models.pair import check_pair
 from models.positioned_model import PositionedCache, PositionedModel
@@ -66,6 +66,7 @@ __all__ = [
     "FeatureSource",
     "InsufficientMemoryError",
     "LoadedModel",
+    "MemoryEstimate",
     "MissingDependencyError",
     "ModelConfig",
     "NgramIndex",

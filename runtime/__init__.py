@@ -7,9 +7,11 @@ async with await Runtime.load() as runtime:
 
 from __future__ import annotations
 
+from runtime.assembly import build_engine
 from runtime.conversation import Conversation
 from runtime.description import RuntimeDescription
 from runtime.draft_spec import DraftKind, DraftSpec
+from runtime.engine import Engine
 from runtime.errors import (
     CheckpointError,
     ContextLengthError,
@@ -39,6 +41,7 @@ __all__ = [
     "DeviceUnavailableError",
     "DraftKind",
     "DraftSpec",
+    "Engine",
     "FinishReason",
     "GenerationKeywords",
     "GenerationOptions",
@@ -60,4 +63,5 @@ __all__ = [
     "TokenStream",
     "UnsupportedModelError",
     "Verification",
+    "build_engine",
 ]

@@ -24,6 +24,7 @@ from models import (
     DraftFolder,
     FeatureReader,
     LoadedModel,
+    MemoryEstimate,
     ModelConfig,
     OpenModel,
     UnsupportedModelError,
@@ -133,6 +134,7 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
         num_threads=dataclasses.replace(placement, target_cores=target.cores).num_threads,
         num_draft_threads=placement.num_draft_threads,
         loops=building.result(),
+        memory_estimate=target.memory_estimate,
         draft_timed=not placement.enqueues,
         probe=placement.probe,
         overlap_watch=None if placement.probe is None else OverlapWatch(placement.probe, sources.controllers),
@@ -165,6 +167,7 @@ class _LoadedTarget:
     """What the lane got, which is all of them where its rows would differ with fewer."""
     drafts: tuple[_OpenDraft, ...]
     """By source."""
+    memory_estimate: MemoryEstimate | None
     files: ExitStack
 
 
@@ -183,7 +186,7 @@ def _load_target(settings: LoadSettings, specs: Sequence[DraftSpec], placement: 
         source = demo_weights() if settings.target is None else settings.target
         opened = stack.enter_context(open_model(source, weights=settings.weights, device=placement.device))
         drafts = tuple(_open_draft(spec, settings, placement, opened, stack) for spec in specs)
-        _check_memory(settings, placement, opened.config, specs, drafts)
+        estimate = _check_memory(settings, placement, opened.config, specs, drafts)
         cores = placement.target_cores
         loaded = opened.load(thread_counts=() if cores is None else {cores.alone, cores.together})
         if cores is not None and cores.together not in loaded.thread_counts:
@@ -199,7 +202,9 @@ def _load_target(settings: LoadSettings, specs: Sequence[DraftSpec], placement: 
             keeps_features=any(_reads_features(draft) for draft in drafts),
         )
         lane.measure_costs()
-        return _LoadedTarget(target=loaded, lane=lane, cores=cores, drafts=drafts, files=stack.pop_all())
+        return _LoadedTarget(
+            target=loaded, lane=lane, cores=cores, drafts=drafts, memory_estimate=estimate, files=stack.pop_all()
+        )
 
 
 def _load_drafts(
@@ -275,10 +280,10 @@ def _check_memory(
     target: ModelConfig | None,
     specs: Sequence[DraftSpec],
     drafts: Sequence[_OpenDraft],
-) -> None:
+) -> MemoryEstimate | None:
     """Refuse before anything large is allocated; models that transformers runs cannot be estimated and pass."""
     if target is None:
-        return
+        return None
     draft_config = None
     for spec, draft in zip(specs, drafts, strict=True):
         if draft is not None:
@@ -301,6 +306,7 @@ def _check_memory(
     if placement.probe is not None:
         # The driver's own count, in which other processes show as soon as they allocate.
         check_admission(max(0, estimate.total_bytes - available.kept_bytes), placement.probe.read())
+    return estimate
 
 
 def _size_of(draft: DraftFolder, weights: WeightKind) -> DistilledSize:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from models import Tokenizer, WeightKind
+from models import MemoryEstimate, Tokenizer, WeightKind
 from runtime.load_settings import LoadSettings, Mode
 from runtime.overlap_watch import OverlapWatch
 from scheduler import (
@@ -47,6 +47,8 @@ class Engine:
     """Those of a draft model while it works beside its target; 0 where it never does."""
     loops: Mapping[Mode, DecodingLoop]
     """For each mode that requests may ask for, all over the same lanes."""
+    memory_estimate: MemoryEstimate | None = None
+    """What the pair was expected to take when it was loaded; None where transformers runs the target."""
     draft_timed: bool = True
     """Whether rounds tell how long drafting took; nobody can where it is only enqueued."""
     probe: OccupancyProbe | None = None

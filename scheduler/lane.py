@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from models import CausalModel, FeatureSource, PositionedCache, PositionedModel, UnsupportedModelError
+from models import Cache, CausalModel, FeatureSource, PositionedCache, PositionedModel, UnsupportedModelError
 from scheduler.core_share import CoreShare
 from scheduler.costs import BlockCosts, MachinePace, elapsed_ms
 from scheduler.features import FeatureRecord, Features
@@ -75,6 +75,11 @@ class Lane:
         self._positioned_cache = self._cache if isinstance(self._cache, PositionedCache) else None
         self._held_ids: list[int] = []
         self._kept = _KeptFeatures(model, capacity) if keeps_features else None
+
+    @property
+    def cache(self) -> Cache:
+        """The model's cache, for whoever wants to look at it in a launch on the lane's stream; calls belong here."""
+        return self._cache
 
     @property
     def cache_buffer(self) -> str:

@@ -38,6 +38,7 @@ class Rig:
     """A runtime with what a test watches or disturbs."""
 
     runtime: Runtime
+    engine: Engine
     stream: ThreadStream
     """The target's."""
     draft_stream: ThreadStream
@@ -136,6 +137,7 @@ def build_rig(
     )
     return Rig(
         runtime=Runtime(engine, loaded),
+        engine=engine,
         stream=stream,
         draft_stream=draft_stream,
         target=watched_target,
