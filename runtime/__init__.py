@@ -25,11 +25,13 @@ from runtime.errors import (
     StreamClosedError,
     UnsupportedModelError,
 )
+from runtime.latency import Latency, LatencyHistogram
 from runtime.load_settings import LoadSettings, Mode
 from runtime.metrics import Metrics
 from runtime.options import GenerationKeywords, GenerationOptions
 from runtime.result import Chunk, GenerationResult
 from runtime.runtime import Runtime
+from runtime.runtime_metrics import RequestOutcome, RuntimeMetrics
 from runtime.token_stream import TokenStream
 from scheduler import FinishReason, Occupancy, TokenLogprob, Verification
 
@@ -47,6 +49,8 @@ __all__ = [
     "GenerationOptions",
     "GenerationResult",
     "InsufficientMemoryError",
+    "Latency",
+    "LatencyHistogram",
     "LoadSettings",
     "Metrics",
     "MissingDependencyError",
@@ -54,9 +58,11 @@ __all__ = [
     "NonFiniteLogitsError",
     "Occupancy",
     "PairError",
+    "RequestOutcome",
     "Runtime",
     "RuntimeClosedError",
     "RuntimeDescription",
+    "RuntimeMetrics",
     "SlipstreamError",
     "StreamClosedError",
     "TokenLogprob",

@@ -46,6 +46,12 @@ class RequestQueue:
         """Requests that wait."""
         return len(self._waiters)
 
+    @property
+    def num_running(self) -> int:
+        """Requests whose turn it is: 0 or 1."""
+        owner = self._owner
+        return int(owner is not None and not owner.loop.is_closed())
+
     @asynccontextmanager
     async def turn(self) -> AsyncGenerator[None, None]:
         """Wait for one's turn, and hand it on at the end; a cancelled waiter leaves the queue."""

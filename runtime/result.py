@@ -20,6 +20,10 @@ class Chunk:
     """One a token, where they were asked for."""
     finish_reason: FinishReason | None = None
     """On the last chunk: `stop` or `length`."""
+    num_draft_tokens: int = 0
+    """Tokens that this round proposed; 0 in a plain one."""
+    num_accepted_draft_tokens: int = 0
+    """Those of them that were accepted and belong to the output."""
     metrics: Metrics | None = None
     """On the last chunk."""
 

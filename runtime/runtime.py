@@ -22,6 +22,7 @@ from runtime.metrics import Metrics, MetricsRecorder
 from runtime.options import GenerationKeywords, GenerationOptions
 from runtime.request_queue import RequestQueue
 from runtime.result import Chunk, GenerationResult
+from runtime.runtime_metrics import RuntimeMetrics, RuntimeRecorder
 from runtime.token_stream import TokenStream
 from runtime.transcript import Transcript
 from scheduler import AcceptanceMonitor, DecodeRequest, FinishReason, Occupancy
@@ -46,7 +47,11 @@ class Runtime:
         self._queue = RequestQueue()
         # Who named no draft can do nothing about it, and what does not pay is proposed less and less.
         threshold = 0.0 if settings.chooses_draft else settings.acceptance_threshold
-        self._monitor = AcceptanceMonitor(threshold=threshold)
+        self._totals = RuntimeRecorder(
+            engine.draft_names,
+            model_sources=engine.model_sources,
+            monitor=AcceptanceMonitor(threshold=threshold),
+        )
         self._closed = False
 
     @classmethod
@@ -124,7 +129,22 @@ class Runtime:
     @property
     def acceptance_rate(self) -> float | None:
         """Rolling acceptance rate of the draft model over recent requests; None before it proposed anything."""
-        return self._monitor.acceptance_rate
+        return self._totals.acceptance_rate
+
+    @property
+    def metrics(self) -> RuntimeMetrics:
+        """What all requests together came to since the load; from any thread, at any time, and never blocks."""
+        engine = self._engine
+        return RuntimeMetrics(
+            **self._totals.figures(),
+            model_name=engine.target.model.name,
+            max_gamma=self._settings.gamma_limit,
+            num_requests_running=self._queue.num_running,
+            num_requests_waiting=len(self._queue),
+            num_cache_tokens=engine.target.num_held,
+            cache_capacity=self.context_length,
+            occupancy=None if engine.probe is None else engine.occupancy(),
+        )
 
     async def generate(self, prompt: Prompt, **options: Unpack[GenerationKeywords]) -> GenerationResult:
         """Generate a whole output.
@@ -168,21 +188,22 @@ class Runtime:
         return checked
 
     async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:
-        recorder = MetricsRecorder(self._engine.draft_names, draft_timed=self._engine.draft_timed)
-        async with self._queue.turn():
-            # Encoded in turn, so that a short prompt does not overtake a long one.
-            request = self._request(await self._encode(prompt), options)
-            if self._closed:
-                raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
-            recorder.start()
-            try:
-                with self._engine.watched_work() as look:
-                    async with aclosing(self._decode(request, options, recorder)) as chunks:
-                        async for chunk in chunks:
-                            look()
-                            yield chunk
-            except StreamClosedError as error:
-                raise RuntimeClosedError("this runtime was closed while the request ran; load a new one") from error
+        recorder = MetricsRecorder(self._engine.draft_names, draft_timed=self._engine.draft_timed, totals=self._totals)
+        with recorder.outcome_noted():
+            async with self._queue.turn():
+                # Encoded in turn, so that a short prompt does not overtake a long one.
+                request = self._request(await self._encode(prompt), options)
+                if self._closed:
+                    raise RuntimeClosedError("this runtime was closed while the request waited; load a new one")
+                recorder.start()
+                try:
+                    with self._engine.watched_work() as look:
+                        async with aclosing(self._decode(request, options, recorder)) as chunks:
+                            async for chunk in chunks:
+                                look()
+                                yield chunk
+                except StreamClosedError as error:
+                    raise RuntimeClosedError("this runtime was closed while the request ran; load a new one") from error
 
     async def _decode(
         self, request: DecodeRequest, options: GenerationOptions, recorder: MetricsRecorder
@@ -196,14 +217,16 @@ class Runtime:
             async for report in rounds:
                 piece = transcript.push(report.token_ids, last=report.finish_reason is not None)
                 recorder.add_round(report, piece.num_tokens)
-                if report.source in self._engine.model_sources:
-                    self._monitor.observe(report.num_proposed, report.num_accepted)
                 finish_reason = FinishReason.STOP if piece.stopped else report.finish_reason
+                if finish_reason is not None:
+                    recorder.finish(finish_reason)
                 yield Chunk(
                     text=piece.text,
                     token_ids=report.token_ids[: piece.num_tokens],
                     logprobs=report.logprobs[: piece.num_tokens],
                     finish_reason=finish_reason,
+                    num_draft_tokens=report.num_proposed,
+                    num_accepted_draft_tokens=min(report.num_accepted, piece.num_tokens),
                     metrics=None if finish_reason is None else self._metrics(recorder, mode),
                 )
                 if finish_reason is not None:
@@ -213,7 +236,7 @@ class Runtime:
         reason = self._engine.explain(mode)
         if mode is Mode.AUTO and self._engine.proposers:
             reason = f"{recorder.rounds_in_words()}; at the end: {reason}"
-        return recorder.snapshot(acceptance_low=self._monitor.low, decision=reason)
+        return recorder.snapshot(acceptance_low=self._totals.acceptance_low, decision=reason)
 
     async def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of any kind of prompt, off the event loop: a long text takes milliseconds."""

@@ -67,6 +67,8 @@ def test_a_request_by_hand(clock: Clock) -> None:
         num_draft_tokens=11,
         num_accepted_draft_tokens=6,
         acceptance_histogram=(1, 0, 1, 0, 1),
+        num_proposed_per_position=(3, 3, 3, 2),
+        num_accepted_per_position=(2, 2, 1, 1),
         drafts={"ngram": (4, 2), "small": (7, 4)},
         queue_ms=1000.0,
         ttft_ms=500.0,
@@ -78,6 +80,10 @@ def test_a_request_by_hand(clock: Clock) -> None:
     )
     assert metrics.draft_acceptance_rate == pytest.approx(6 / 11)
     assert metrics.mean_acceptance_length == pytest.approx(1 + 6 / 3)
+    # Over the three speculative rounds, as vLLM has it, and over those that proposed so many tokens.
+    assert metrics.acceptance_rate_per_position == pytest.approx((2 / 3, 2 / 3, 1 / 3, 1 / 3))
+    assert metrics.acceptance_rate_where_proposed == pytest.approx((2 / 3, 2 / 3, 1 / 3, 1 / 2))
+    assert sum(metrics.acceptance_rate_per_position) == pytest.approx(metrics.mean_acceptance_length - 1)
     # The three tokens of the first round came with it; seven more took a second and a half.
     assert metrics.tpot_ms == pytest.approx(1500 / 7)
     assert metrics.tokens_per_s == pytest.approx(7 / 1.5)
@@ -112,6 +118,8 @@ def test_a_round_that_a_stop_cut_counts_what_was_kept(clock: Clock) -> None:
     assert metrics.num_output_tokens == 2
     assert metrics.num_accepted_draft_tokens == 2
     assert metrics.acceptance_histogram == (0, 0, 1)
+    assert metrics.num_proposed_per_position == (1,) * 6
+    assert metrics.num_accepted_per_position == (1, 1, 0, 0, 0, 0)
 
 
 def test_what_did_not_happen_is_none_and_not_zero() -> None:
@@ -123,6 +131,8 @@ def test_what_did_not_happen_is_none_and_not_zero() -> None:
         assert metrics.mean_acceptance_length is None
         assert metrics.hit_rate is None
         assert metrics.acceptance_histogram == ()
+        assert metrics.acceptance_rate_per_position == ()
+        assert metrics.acceptance_rate_where_proposed == ()
 
 
 def test_json_has_every_field_and_figure() -> None:
@@ -133,6 +143,7 @@ def test_json_has_every_field_and_figure() -> None:
     assert values["draft_acceptance_rate"] == 0.5
     assert values["mean_acceptance_length"] == 3.0
     assert values["tpot_ms"] is None
+    assert values["acceptance_rate_per_position"] == []
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4, None])
@@ -155,6 +166,11 @@ async def test_counts_agree_with_the_chunks(
     assert sum(proposed for proposed, _ in metrics.drafts.values()) == metrics.num_draft_tokens
     assert sum(accepted for _, accepted in metrics.drafts.values()) == metrics.num_accepted_draft_tokens
     assert 0 <= metrics.num_accepted_draft_tokens <= metrics.num_draft_tokens
+    assert sum(chunk.num_draft_tokens for chunk in chunks) == metrics.num_draft_tokens
+    assert sum(chunk.num_accepted_draft_tokens for chunk in chunks) == metrics.num_accepted_draft_tokens
+    assert all(len(chunk.token_ids) == chunk.num_accepted_draft_tokens + 1 for chunk in chunks)
+    assert sum(metrics.num_proposed_per_position) == metrics.num_draft_tokens
+    assert sum(metrics.num_accepted_per_position) == metrics.num_accepted_draft_tokens
     # Each round adds what it accepted and one token of the target's own.
     assert metrics.num_output_tokens == 90
     assert metrics.num_accepted_draft_tokens + len(chunks) == 90
