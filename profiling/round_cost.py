@@ -24,12 +24,12 @@ from scheduler import (
     FixedGamma,
     Generation,
     Lane,
-    Launch,
     ModelProposer,
     PipelinedLoop,
     SamplingSettings,
     SequentialLoop,
     ThreadStream,
+    TimedLaunch,
 )
 
 Result = TypeVar("Result")
@@ -111,7 +111,7 @@ class _ClockedStream(ThreadStream):
         writes: Iterable[str] = (),
         label: str = "",
         generation: Generation | None = None,
-    ) -> Launch[Result]:
+    ) -> TimedLaunch[Result]:
         work = self.clock.timed(label, work)
         return super().launch(work, reads=reads, writes=writes, label=label, generation=generation)
 

@@ -60,6 +60,7 @@ from scheduler import (
     NgramProposer,
     Proposer,
     SourceCosts,
+    SpanRecorder,
     check_admission,
     measure_enqueued_together,
     measure_together,
@@ -117,9 +118,12 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
     if sources.lane is not None and placement.overlaps:
         measure = measure_enqueued_together if placement.enqueues else measure_together
         await measure(target.lane, sources.lane)
+    spans = SpanRecorder()
     # In a launch, since what loops keep on a device is filled there, and both streams come after it.
     building = target.lane.stream.launch(
-        lambda: decoding_loops(settings, target.lane, draft_stream, sources.proposers, residency=placement.residency),
+        lambda: decoding_loops(
+            settings, target.lane, draft_stream, sources.proposers, residency=placement.residency, spans=spans
+        ),
         label="build loops",
     )
     draft_stream.wait(target.lane.stream.record())
@@ -135,6 +139,7 @@ async def _engine_on(placement: Placement, settings: LoadSettings, specs: Sequen
         num_draft_threads=placement.num_draft_threads,
         loops=building.result(),
         memory_estimate=target.memory_estimate,
+        spans=spans,
         draft_timed=not placement.enqueues,
         probe=placement.probe,
         overlap_watch=None if placement.probe is None else OverlapWatch(placement.probe, sources.controllers),

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from models import MemoryEstimate, Tokenizer, WeightKind
 from runtime.load_settings import LoadSettings, Mode
@@ -22,6 +22,7 @@ from scheduler import (
     Proposer,
     Residency,
     SequentialLoop,
+    SpanRecorder,
     Stream,
 )
 
@@ -47,6 +48,8 @@ class Engine:
     """Those of a draft model while it works beside its target; 0 where it never does."""
     loops: Mapping[Mode, DecodingLoop]
     """For each mode that requests may ask for, all over the same lanes."""
+    spans: SpanRecorder = field(default_factory=SpanRecorder)
+    """Records launches and rounds of all loops, when asked to."""
     memory_estimate: MemoryEstimate | None = None
     """What the pair was expected to take when it was loaded; None where transformers runs the target."""
     draft_timed: bool = True
@@ -130,6 +133,7 @@ def decoding_loops(
     proposers: Sequence[Proposer],
     *,
     residency: Residency | None = None,
+    spans: SpanRecorder | None = None,
 ) -> dict[Mode, DecodingLoop]:
     """A loop for each mode that a runtime of these settings serves.
 
@@ -141,7 +145,9 @@ def decoding_loops(
         match mode:
             case Mode.PLAIN:
                 # No draft is asked, and no room is kept for what it would propose.
-                loops[mode] = SequentialLoop(target, target.stream, max_gamma=0, residency=residency, name="plain")
+                loops[mode] = SequentialLoop(
+                    target, target.stream, max_gamma=0, residency=residency, spans=spans, name="plain"
+                )
             case Mode.PIPELINED | Mode.AUTO if two_streams:
                 loops[mode] = PipelinedLoop(
                     target,
@@ -154,6 +160,7 @@ def decoding_loops(
                     num_awaited=settings.num_awaited,
                     warmup_tokens=settings.warmup_tokens,
                     residency=residency,
+                    spans=spans,
                     name=mode.value,
                 )
             case Mode.SEQUENTIAL | Mode.AUTO:
@@ -164,6 +171,7 @@ def decoding_loops(
                     max_gamma=settings.gamma_limit,
                     warmup_tokens=settings.warmup_tokens,
                     residency=residency,
+                    spans=spans,
                     name=mode.value,
                 )
     return loops

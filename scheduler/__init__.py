@@ -25,6 +25,7 @@ from scheduler.gamma import FixedGamma, GammaPolicy, Leads, expected_tokens
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
+from scheduler.launch_kind import LaunchKind, Stage, stage_of
 from scheduler.occupancy import (
     Occupancy,
     OccupancyField,
@@ -49,6 +50,17 @@ from scheduler.round import (
 )
 from scheduler.sequential import SequentialLoop
 from scheduler.settings import SamplingSettings, Verification, check_integer, check_number
+from scheduler.spans import (
+    LaunchOutcome,
+    LaunchSpan,
+    Markers,
+    NoMarkers,
+    NvtxMarkers,
+    Recording,
+    RoundSpan,
+    SpanRecorder,
+    nvtx_markers,
+)
 from scheduler.speed_model import LaneCosts, RatedPlan, RoundMode, RoundPlan, SpeedModel
 from scheduler.streams import (
     AwaitMethod,
@@ -68,8 +80,11 @@ from scheduler.streams import (
     PinnedSlot,
     Stream,
     ThreadStream,
+    TimedLaunch,
+    TimedStream,
     TimelineEntry,
     TimelineSummary,
+    TimeSource,
     TorchCudaDriver,
     VirtualDevice,
     VirtualEvent,
@@ -108,12 +123,18 @@ __all__ = [
     "Lane",
     "LaneCosts",
     "Launch",
+    "LaunchKind",
+    "LaunchOutcome",
+    "LaunchSpan",
     "Leads",
     "Lineage",
     "MachinePace",
+    "Markers",
     "ModelProposer",
     "NgramProposer",
+    "NoMarkers",
     "NonFiniteLogitsError",
+    "NvtxMarkers",
     "Occupancy",
     "OccupancyField",
     "OccupancyProbe",
@@ -125,22 +146,29 @@ __all__ = [
     "Proposal",
     "Proposer",
     "RatedPlan",
+    "Recording",
     "Residency",
     "RoundMode",
     "RoundPlan",
     "RoundReport",
+    "RoundSpan",
     "SamplingLaw",
     "SamplingSettings",
     "ScheduleError",
     "SequentialLoop",
     "SourceCosts",
+    "SpanRecorder",
     "SpeedModel",
+    "Stage",
     "StaleLaunchError",
     "Stream",
     "StreamClosedError",
     "StreamDeadlock",
     "StreamRace",
     "ThreadStream",
+    "TimeSource",
+    "TimedLaunch",
+    "TimedStream",
     "TimelineEntry",
     "TimelineSummary",
     "TokenHistory",
@@ -159,7 +187,9 @@ __all__ = [
     "judge",
     "measure_enqueued_together",
     "measure_together",
+    "nvtx_markers",
     "overlap_advice",
+    "stage_of",
     "summarize_timeline",
     "why_no_cuda",
 ]

@@ -87,3 +87,5 @@ class Flight:
     """Where launches only enqueue: the point behind all that the block waited for."""
     read: Event | None = None
     """There, the point at which the block was read, and the guess may still be waited for."""
+    round_number: int | None = None
+    """Its number in a recording; None where nothing is recorded."""

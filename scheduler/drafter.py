@@ -16,10 +16,12 @@ from scheduler.decoding import Decoding
 from scheduler.features import FeatureParcel, Features
 from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
+from scheduler.launch_kind import LaunchKind
 from scheduler.proposers.base import Proposer
 from scheduler.proposers.feature import FeatureProposer, feature_size_of
 from scheduler.residency import HostResidency, Residency
 from scheduler.round import Drafted, Judgement
+from scheduler.spans import SpanRecorder
 from scheduler.streams.base import Event, Launch, Stream
 from scheduler.streams.lineage import Generation
 
@@ -40,6 +42,7 @@ class Drafter:
         max_gamma: int,
         leads: Leads = IN_TURN,
         residency: Residency | None = None,
+        spans: SpanRecorder | None = None,
     ) -> None:
         """Bind the sources.
 
@@ -50,8 +53,10 @@ class Drafter:
             max_gamma: most tokens of a block.
             leads: how far past a block they may draft.
             residency: where a round's values live; None has them on the host.
+            spans: records launches while it is running.
         """
-        self._stream = stream
+        self._spans = spans or SpanRecorder()
+        self._track = self._spans.track("draft", stream)
         self._proposers = tuple(proposers)
         self._num_slots = max_gamma + leads.most + _MORE_SLOTS
         self._chain = (residency or HostResidency()).draft_side(
@@ -73,25 +78,28 @@ class Drafter:
     def begin(self, decoding: Decoding, history: TokenHistory) -> None:
         """Start a request: the sources keep what still holds."""
         if self._proposers:
-            self._stream.launch(partial(self._chain.begin, decoding, history), writes=self._buffers, label="begin")
+            begin = partial(self._chain.begin, decoding, history)
+            self._track.stream.launch(begin, writes=self._buffers, label=LaunchKind.BEGIN)
 
     def catch_up(self, generation: Generation) -> None:
         """Read a part of what a source has missed."""
-        self._stream.launch(self._chain.catch_up, writes=self._buffers, label="catch up", generation=generation)
+        self._track.stream.launch(
+            self._chain.catch_up, writes=self._buffers, label=LaunchKind.CATCH_UP, generation=generation
+        )
 
     def draft_block(self, max_tokens: int) -> tuple[Piece, ...]:
         """A whole block in one launch; nothing where there is no room or no source."""
         if not max_tokens or not self._proposers:
             return ()
-        return (self._piece(partial(self._chain.draft_block, max_tokens), "draft"),)
+        return (self._piece(partial(self._chain.draft_block, max_tokens), LaunchKind.DRAFT),)
 
     def look_up(self, generation: Generation) -> Piece:
         """Ask the sources, and take what an instant one has."""
-        return self._piece(self._chain.look_up, "look up", generation, instant=True)
+        return self._piece(self._chain.look_up, LaunchKind.LOOK_UP, generation, instant=True)
 
     def step(self, generation: Generation, *, ahead: bool = True) -> Piece:
         """One more token: of the next block and its guess, or further `ahead`."""
-        return self._piece(partial(self._chain.step, ahead=ahead), "draft", generation)
+        return self._piece(partial(self._chain.step, ahead=ahead), LaunchKind.DRAFT, generation)
 
     def has_slot(self, oldest: Piece | None) -> bool:
         """Whether one more piece can be launched without taking the slot of `oldest`, or of a piece after it."""
@@ -106,16 +114,16 @@ class Drafter:
         """
         if not self._proposers:
             return None
-        self._stream.wait(flight.verified)
-        self._stream.launch(
+        self._track.stream.wait(flight.verified)
+        self._track.stream.launch(
             partial(self._settle, flight.judged),
             reads=(flight.buffer,),
             writes=self._buffers,
-            label="settle",
+            label=LaunchKind.SETTLE,
         )
         # This event takes up a verdict's error, which the host gets from the flight; a source's own the chain keeps.
-        self._stream.record()
-        return self._stream.record()
+        self._track.stream.record()
+        return self._track.stream.record()
 
     def take_features(self, parcel: FeatureParcel) -> Event:
         """Behind the target's stream, give its features to the sources that read them.
@@ -123,15 +131,15 @@ class Drafter:
         Returns:
             An event behind it which carries no error.
         """
-        self._stream.wait(parcel.sent)
-        self._stream.launch(
+        self._track.stream.wait(parcel.sent)
+        self._track.stream.launch(
             lambda: self._receive(parcel.launch.result()),
             reads=(parcel.buffer,),
             writes=self._buffers,
-            label="take features",
+            label=LaunchKind.TAKE_FEATURES,
         )
-        self._stream.record()
-        return self._stream.record()
+        self._track.stream.record()
+        return self._track.stream.record()
 
     def _settle(self, judged: Launch[Any]) -> None:
         judgement = judged.result()
@@ -147,9 +155,9 @@ class Drafter:
     def note(self, judgement: Judgement) -> None:
         """Tell the chain of the verdict that was settled last, unless it knew as soon as it settled it."""
         if self._proposers and self._chain.learns_late:
-            self._stream.launch(partial(self._chain.note, judgement), writes=self._buffers, label="note")
+            self._track.stream.launch(partial(self._chain.note, judgement), writes=self._buffers, label=LaunchKind.NOTE)
             # Takes up the chain's error: it comes back with the next piece, and must not keep a request from beginning.
-            self._stream.record()
+            self._track.stream.record()
 
     def explain(self) -> str:
         """Which source was heard, and why, in words; nothing where there is one or none."""
@@ -158,7 +166,7 @@ class Drafter:
     def _piece(
         self,
         work: Callable[[int], Drafted],
-        label: str,
+        kind: LaunchKind,
         generation: Generation | None = None,
         *,
         instant: bool = False,
@@ -167,10 +175,11 @@ class Drafter:
         slot = number % self._num_slots
         buffer = f"{self._name}.ring[{slot}]"
         self._num_pieces += 1
-        launch = self._stream.launch(
-            partial(work, slot), writes=(*self._buffers, buffer), label=label, generation=generation
-        )
-        drafted = self._stream.record()
+        stream = self._track.stream
+        launch = stream.launch(partial(work, slot), writes=(*self._buffers, buffer), label=kind, generation=generation)
+        if self._spans.on:
+            self._spans.note_piece(number)
+        drafted = stream.record()
         return Piece(
             launch=launch, drafted=drafted, buffer=buffer, number=number, instant=instant, generation=generation
         )

@@ -29,6 +29,7 @@ from scheduler.proposers.feature import feature_size_of
 from scheduler.residency import Residency
 from scheduler.round import DecodeRequest, PrefillReport, RoundReport
 from scheduler.settings import check_integer
+from scheduler.spans import SpanRecorder
 from scheduler.streams.base import Event, Stream
 from scheduler.streams.lineage import Lineage
 from scheduler.verifier import NUM_VERDICT_SLOTS, Verifier
@@ -62,6 +63,7 @@ class PipelinedLoop:
         warmup_tokens: int = 0,
         num_verdict_slots: int = NUM_VERDICT_SLOTS,
         residency: Residency | None = None,
+        spans: SpanRecorder | None = None,
         name: str = "pipelined",
     ) -> None:
         """Bind the lanes.
@@ -80,6 +82,7 @@ class PipelinedLoop:
             warmup_tokens: output tokens of each request that are decoded plainly.
             num_verdict_slots: verdicts that may wait for a draft that is busy, before the target waits for it.
             residency: where a round's values live, on the host (None) or on the device.
+            spans: records launches and rounds while it is running; None leaves nobody to ask for that.
             name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
         check_integer(
@@ -102,6 +105,7 @@ class PipelinedLoop:
             num_verdict_slots=num_verdict_slots,
             residency=residency,
             feature_size=feature_size_of(proposers),
+            spans=spans,
         )
         self._drafter = Drafter(
             name,
@@ -110,6 +114,7 @@ class PipelinedLoop:
             max_gamma=self._verifier.max_gamma,
             leads=self._leads,
             residency=residency,
+            spans=spans,
         )
         self._num_awaited = num_awaited
         self._lineage = Lineage()
@@ -158,6 +163,7 @@ class PipelinedLoop:
         try:
             flight = self._launch_round(decoding, history, lookahead)
             while True:
+                judged_flight = flight
                 judgement = await self._verifier.outcome(flight)
                 self._drafter.note(judgement)
                 lookahead.commit(judgement)
@@ -166,6 +172,7 @@ class PipelinedLoop:
                 going_on = report.finish_reason is None and lookahead.error is None
                 if going_on:
                     flight = self._launch_round(decoding, history, lookahead)
+                self._verifier.close_round(judged_flight, report)
                 yield report
                 if report.finish_reason is not None:
                     return
@@ -174,6 +181,7 @@ class PipelinedLoop:
                     raise lookahead.error
         finally:
             self._lineage.retire(lookahead.generation)
+            self._verifier.end()
 
     def _begin(self, request: DecodeRequest) -> _Run:
         if self._begun is not None:

@@ -16,6 +16,7 @@ from scheduler.proposers.base import Proposer
 from scheduler.proposers.feature import feature_size_of
 from scheduler.residency import Residency
 from scheduler.round import DecodeRequest, PrefillReport, RoundReport
+from scheduler.spans import SpanRecorder
 from scheduler.streams.base import Stream
 from scheduler.verifier import Verifier
 
@@ -35,6 +36,7 @@ class SequentialLoop:
         max_gamma: int = 8,
         warmup_tokens: int = 0,
         residency: Residency | None = None,
+        spans: SpanRecorder | None = None,
         name: str = "sequential",
     ) -> None:
         """Bind the lanes.
@@ -46,6 +48,7 @@ class SequentialLoop:
             max_gamma: most tokens of one proposal.
             warmup_tokens: output tokens of each request that are decoded plainly.
             residency: where a round's values live, on the host (None) or on the device.
+            spans: records launches and rounds while it is running; None leaves nobody to ask for that.
             name: before the names of the loop's own buffers; loops over the same lanes have names of their own.
         """
         self._verifier = Verifier(
@@ -55,8 +58,11 @@ class SequentialLoop:
             warmup_tokens=warmup_tokens,
             residency=residency,
             feature_size=feature_size_of(proposers),
+            spans=spans,
         )
-        self._drafter = Drafter(name, draft_stream, proposers, max_gamma=self._verifier.max_gamma, residency=residency)
+        self._drafter = Drafter(
+            name, draft_stream, proposers, max_gamma=self._verifier.max_gamma, residency=residency, spans=spans
+        )
 
     def explain(self) -> str:
         """Which source was heard in the last request, and why, in words; nothing where there is one or none."""
@@ -77,16 +83,20 @@ class SequentialLoop:
         verifier.start(request, decoding)
         history = decoding.start_history()
         drafter.begin(decoding, history)
-        while True:
-            verifier.check_reader(decoding)
-            room = decoding.room(history)
-            pieces = drafter.draft_block(room)
-            flight = verifier.verify(decoding, history, BlockPlan(pieces=pieces, max_tokens=room))
-            verifier.release(flight, drafter.settle(flight))
-            judgement = await verifier.outcome(flight)
-            drafter.note(judgement)
-            report = commit(decoding, history, judgement)
-            history = judgement.history
-            yield report
-            if report.finish_reason is not None:
-                return
+        try:
+            while True:
+                verifier.check_reader(decoding)
+                room = decoding.room(history)
+                pieces = drafter.draft_block(room)
+                flight = verifier.verify(decoding, history, BlockPlan(pieces=pieces, max_tokens=room))
+                verifier.release(flight, drafter.settle(flight))
+                judgement = await verifier.outcome(flight)
+                drafter.note(judgement)
+                report = commit(decoding, history, judgement)
+                history = judgement.history
+                verifier.close_round(flight, report)
+                yield report
+                if report.finish_reason is not None:
+                    return
+        finally:
+            verifier.end()

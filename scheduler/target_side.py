@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -69,10 +69,21 @@ class TargetSide(Protocol):
         ...
 
 
+@runtime_checkable
+class Forwarded(Protocol):
+    """What every residency's `forward` can tell."""
+
+    @property
+    def num_read(self) -> int:
+        """Tokens that the target read: what was committed since the last call, and the block."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Forwarded:
     block: Proposal
     logits_RV: torch.Tensor
+    num_read: int
     elapsed_ms: float
 
 
@@ -93,7 +104,7 @@ class HostTarget:
         # What the target has not read yet: the last committed token, at first the prompt's tail as well.
         token_ids = [*history.ids(self._lane.num_held), *block.token_ids]
         logits_RV = self._lane.feed(token_ids, num_logits=len(block) + 1)
-        return _Forwarded(block=block, logits_RV=logits_RV, elapsed_ms=elapsed_ms(started_s))
+        return _Forwarded(block=block, logits_RV=logits_RV, num_read=len(token_ids), elapsed_ms=elapsed_ms(started_s))
 
     def judge(
         self,

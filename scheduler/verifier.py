@@ -17,9 +17,11 @@ from scheduler.distribution import SamplingLaw
 from scheduler.features import FeatureParcel
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
+from scheduler.launch_kind import LaunchKind
 from scheduler.residency import HostResidency, Residency
-from scheduler.round import DecodeRequest, Judgement, PrefillReport
+from scheduler.round import DecodeRequest, Judgement, PrefillReport, RoundReport
 from scheduler.settings import check_integer
+from scheduler.spans import SpanRecorder
 from scheduler.streams.base import Event, elapsed_between
 from scheduler.streams.lineage import Generation
 
@@ -43,6 +45,7 @@ class Verifier:
         num_verdict_slots: int = NUM_VERDICT_SLOTS,
         residency: Residency | None = None,
         feature_size: int | None = None,
+        spans: SpanRecorder | None = None,
     ) -> None:
         """Bind the lane.
 
@@ -54,6 +57,7 @@ class Verifier:
             num_verdict_slots: verdicts that may wait for the draft.
             residency: where a round's values live; None has them on the host.
             feature_size: width of the features that a draft reads; None where it reads none.
+            spans: records launches and rounds while it is running.
 
         Raises:
             ValueError: if a number is outside its limits, or the lane does not keep the features that a draft reads.
@@ -63,6 +67,8 @@ class Verifier:
         check_integer("num_verdict_slots", num_verdict_slots, low=1, advice=f"{NUM_VERDICT_SLOTS} is the default")
         self._name = name
         self.lane = target
+        self._spans = spans or SpanRecorder()
+        self._track = self._spans.track("target", target.stream)
         _check_features(target, feature_size, residency)
         self._hands_out_features = feature_size is not None
         self.max_gamma = min(max_gamma, target.model.max_block - 1)
@@ -118,29 +124,32 @@ class Verifier:
         """
         lane, prompt_ids = self.lane, request.prompt_ids
         reader = lane.reader = object()
-        num_reused = await self._prefill_step(partial(self._resume, prompt_ids[:-1]), "resume", take_features)
+        resume = partial(self._resume, prompt_ids[:-1])
+        num_reused = await self._prefill_step(resume, LaunchKind.RESUME, take_features)
         start, width = num_reused, lane.model.max_block
         while len(prompt_ids) - start > width - self.max_gamma:
             block = prompt_ids[start : min(start + width, len(prompt_ids) - 1)]
-            await self._prefill_step(partial(lane.feed, block, num_logits=0), "prefill", take_features)
+            await self._prefill_step(partial(lane.feed, block, num_logits=0), LaunchKind.PREFILL, take_features)
             start += len(block)
         self.check_reader(reader)
         lane.reader = request
         return PrefillReport(num_prompt_tokens=len(prompt_ids), num_reused_tokens=num_reused)
 
-    async def _prefill_step(self, work: Callable[[], Result], label: str, take_features: TakeFeatures | None) -> Result:
-        lane = self.lane
-        launch = lane.stream.launch(work, writes=lane.buffers, label=label)
+    async def _prefill_step(
+        self, work: Callable[[], Result], kind: LaunchKind, take_features: TakeFeatures | None
+    ) -> Result:
+        lane, stream = self.lane, self._track.stream
+        launch = stream.launch(work, writes=lane.buffers, label=kind)
         if take_features is not None and self._hands_out_features:
             slot, buffer = self._next_slot()
-            handing_out = lane.stream.launch(
-                lane.hand_out_features, writes=(*lane.buffers, buffer), label="hand out features"
+            handing_out = stream.launch(
+                lane.hand_out_features, writes=(*lane.buffers, buffer), label=LaunchKind.HAND_OUT_FEATURES
             )
-            parcel = FeatureParcel(launch=handing_out, sent=lane.stream.record(), buffer=buffer)
+            parcel = FeatureParcel(launch=handing_out, sent=stream.record(), buffer=buffer)
             self._settled[slot] = take_features(parcel)
             await parcel.sent
         else:
-            await lane.stream.record()
+            await stream.record()
         return launch.result()
 
     def _next_slot(self) -> tuple[int, str]:
@@ -150,7 +159,7 @@ class Verifier:
         # What this one overwrites must have been taken in by the draft's stream.
         settled = self._settled[slot]
         if settled is not None:
-            self.lane.stream.wait(settled)
+            self._track.stream.wait(settled)
         return slot, f"{self._name}.verdict[{slot}]"
 
     def _resume(self, prompt_ids: Sequence[int]) -> int:
@@ -165,8 +174,8 @@ class Verifier:
 
         Unless the guess was right, `generation` is retired: at once where the launch knows its verdict.
         """
-        lane = self.lane
-        stream = lane.stream
+        lane, stream = self.lane, self._track.stream
+        round_number = self._spans.open_round(plan) if self._spans.on else None
         block_buffers = tuple(piece.buffer for piece in plan.pieces)
         guess_buffers = tuple(piece.buffer for piece in plan.guesses)
         if plan.pieces:
@@ -177,7 +186,7 @@ class Verifier:
             partial(self._side.forward, decoding, history, plan),
             reads=block_buffers,
             writes=(*lane.buffers, "target.logits"),
-            label="verify",
+            label=LaunchKind.VERIFY,
         )
         read = stream.record() if self._side.learns_late else None
         if plan.guesses:
@@ -187,9 +196,17 @@ class Verifier:
             lambda: self._side.judge(decoding, history, plan, forward.result(), slot, generation),
             reads=("target.logits", *block_buffers, *guess_buffers),
             writes=(*lane.buffers, buffer),
-            label="judge",
+            label=LaunchKind.JUDGE,
         )
-        return Flight(judged=judged, verified=stream.record(), buffer=buffer, slot=slot, began=began, read=read)
+        return Flight(
+            judged=judged,
+            verified=stream.record(),
+            buffer=buffer,
+            slot=slot,
+            began=began,
+            read=read,
+            round_number=round_number,
+        )
 
     def release(self, flight: Flight, settled: Event | None) -> None:
         """The flight's verdict slot may be written again behind `settled`."""
@@ -204,10 +221,23 @@ class Verifier:
         if flight.verified.done():
             await asyncio.sleep(0)
         await flight.verified
+        if flight.round_number is not None:
+            self._spans.hear(flight.round_number)
         judgement = self._side.outcome(flight.judged.result(), elapsed_between(flight.began, flight.read))
         if self._side.learns_late:
-            self.lane.stream.launch(partial(self._side.confirm, judgement), writes=self.lane.buffers, label="confirm")
+            confirm = partial(self._side.confirm, judgement)
+            self._track.stream.launch(confirm, writes=self.lane.buffers, label=LaunchKind.CONFIRM)
         return judgement
+
+    def close_round(self, flight: Flight, report: RoundReport) -> None:
+        """The flight's verdict is committed, and the next block on its way where there is to be one."""
+        if flight.round_number is not None:
+            self._spans.close_round(flight.round_number, report)
+
+    def end(self) -> None:
+        """The request has ended, or was given up."""
+        if self._spans.on:
+            self._spans.abandon_rounds()
 
 
 def _check_features(target: Lane, feature_size: int | None, residency: Residency | None) -> None:

@@ -1,6 +1,6 @@
 """Streams: ordered work, events between streams, one protocol for every kind of device."""
 
-from scheduler.streams.base import Event, Launch, Stream
+from scheduler.streams.base import Event, Launch, Stream, TimedLaunch, TimedStream, TimeSource
 from scheduler.streams.cuda import (
     AwaitMethod,
     CopyDriver,
@@ -45,6 +45,9 @@ __all__ = [
     "PinnedSlot",
     "Stream",
     "ThreadStream",
+    "TimeSource",
+    "TimedLaunch",
+    "TimedStream",
     "TimelineEntry",
     "TimelineSummary",
     "TorchCudaDriver",

@@ -1,12 +1,14 @@
 """The stream protocol: work in order, events between streams, errors that travel, stale work that is skipped.
 
-Owns the words `Stream`, `Event` and `Launch`; everything above is written once, against
-them. Knows nothing of models, lanes or rounds.
+Owns the words `Stream`, `Event` and `Launch`, and `TimedStream` for those that can say when their launches ran;
+everything above is written once, against them. Knows nothing of models, lanes or rounds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from scheduler.streams.lineage import Generation
@@ -120,4 +122,84 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Let queued work finish, then end the stream; idempotent."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchTimes:
+    """When a launch ran, by the clock that its stream was given."""
+
+    start_ms: float
+    end_ms: float
+
+
+class TimeSource(Protocol):
+    """What times are told by."""
+
+    def now_ms(self) -> float:
+        """The time at which the host asks."""
+        ...
+
+
+class HostTime:
+    """The host's own clock, which streams that run on the host go by."""
+
+    def now_ms(self) -> float:
+        """Milliseconds of `time.perf_counter`."""
+        return time.perf_counter() * 1e3
+
+
+class TimedLaunch(Launch[Result_co], Protocol[Result_co]):
+    """A launch of a `TimedStream`."""
+
+    def times(self) -> LaunchTimes | None:
+        """When it ran; None as long as that is not known, and for good where it never ran. Never blocks."""
+        ...
+
+
+@runtime_checkable
+class TimedStream(Protocol):
+    """A stream that can note when its launches ran."""
+
+    @property
+    def name(self) -> str:
+        """As `Stream.name`."""
+        ...
+
+    def new_time_source(self) -> TimeSource:
+        """A clock for this stream and all others of its device.
+
+        On a GPU the host waits for what is enqueued on the stream: ask between requests.
+
+        Raises:
+            ValueError: if no time passes on the device.
+        """
+        ...
+
+    def time_launches(self, time_source: TimeSource | None) -> None:
+        """Note the times of launches from now on, by a clock of the same device; None notes no more."""
+        ...
+
+    def launch(
+        self,
+        work: Callable[[], Result],
+        *,
+        reads: Iterable[str] = (),
+        writes: Iterable[str] = (),
+        label: str = "",
+        generation: Generation | None = None,
+    ) -> TimedLaunch[Result]:
+        """As `Stream.launch`."""
+        ...
+
+    def record(self) -> Event:
+        """As `Stream.record`."""
+        ...
+
+    def wait(self, event: Event) -> None:
+        """As `Stream.wait`."""
+        ...
+
+    def close(self) -> None:
+        """As `Stream.close`."""
         ...

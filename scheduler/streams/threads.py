@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import torch
 
 from scheduler.errors import StaleLaunchError, StreamClosedError
-from scheduler.streams.base import Event, Launch
+from scheduler.streams.base import Event, HostTime, LaunchTimes, TimedLaunch, TimeSource
 from scheduler.streams.label import label_of
 from scheduler.streams.lineage import Generation
 
@@ -26,10 +26,18 @@ Result = TypeVar("Result")
 class ThreadLaunch(Generic[Result]):
     """Work queued on a `ThreadStream`, and its outcome."""
 
-    def __init__(self, work: Callable[[], Result], label: str, generation: Generation | None) -> None:
+    def __init__(
+        self,
+        work: Callable[[], Result],
+        label: str,
+        generation: Generation | None,
+        time_source: TimeSource | None = None,
+    ) -> None:
         self._work: Callable[[], Result] | None = work
         self._label = label
         self._generation = generation
+        self._time_source = time_source
+        self._times: LaunchTimes | None = None
         self._value: Result | None = None
         self._error: BaseException | None = None
         self._finished = False
@@ -44,13 +52,20 @@ class ThreadLaunch(Generic[Result]):
             label = self._label or label_of(self._work)
             self._error = StaleLaunchError(f"{label!r} was skipped: its generation was retired")
         elif self._work is not None:
+            start_ms = self._time_source.now_ms() if self._time_source else 0.0
             try:
                 self._value = self._work()
             except BaseException as error:  # it travels to whoever waits, even a KeyboardInterrupt
                 self._error = poison = error
+            if self._time_source:
+                self._times = LaunchTimes(start_ms=start_ms, end_ms=self._time_source.now_ms())
         self._work = None
         self._finished = True
         return poison
+
+    def times(self) -> LaunchTimes | None:
+        """When it ran; see `scheduler.streams.base.TimedLaunch`."""
+        return self._times
 
     def result(self) -> Result:
         """The work's value; see `scheduler.streams.base.Launch`."""
@@ -143,6 +158,7 @@ class ThreadStream:
         # A fresh thread would take what any thread of the process has set last.
         self._num_threads = torch.get_num_threads() if num_threads is None else num_threads
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._time_source: TimeSource | None = None
         self._poison: BaseException | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -162,9 +178,9 @@ class ThreadStream:
         writes: Iterable[str] = (),
         label: str = "",
         generation: Generation | None = None,
-    ) -> Launch[Result]:
+    ) -> TimedLaunch[Result]:
         """Queue `work`; the buffer names matter to streams that check for races, not to this one."""
-        launch = ThreadLaunch(work, label, generation)
+        launch = ThreadLaunch(work, label, generation, self._time_source)
 
         def run() -> None:
             self._poison = launch.run(self._poison)
@@ -194,6 +210,14 @@ class ThreadStream:
                 self._poison = error
 
         self._enqueue(hold)
+
+    def new_time_source(self) -> TimeSource:
+        """The host's own; see `scheduler.streams.base.TimedStream`."""
+        return HostTime()
+
+    def time_launches(self, time_source: TimeSource | None) -> None:
+        """Note the times of launches from now on; see `scheduler.streams.base.TimedStream`."""
+        self._time_source = time_source
 
     def close(self) -> None:
         """Run what is queued, then end the thread; blocks until it has ended."""

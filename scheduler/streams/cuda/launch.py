@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from typing import Generic, TypeVar, cast
 
-from scheduler.streams.base import Event
+from scheduler.streams.base import Event, LaunchTimes
+from scheduler.streams.cuda.time_source import LaunchMarks
 
 Result = TypeVar("Result")
 
@@ -46,16 +47,22 @@ class CudaLaunch(Generic[Result]):
         value: Result | None = None,
         error: BaseException | None = None,
         skipped: bool = False,
+        marks: LaunchMarks | None = None,
     ) -> None:
         self._segment = segment
         self._value = value
         self._error = error
         self._skipped = skipped
+        self._marks = marks
 
     @property
     def skipped(self) -> bool:
         """Whether the work was passed by, its generation being stale when it was launched."""
         return self._skipped
+
+    def times(self) -> LaunchTimes | None:
+        """When its kernels ran on the device; see `scheduler.streams.base.TimedLaunch`."""
+        return None if self._marks is None else self._marks.times()
 
     def result(self) -> Result:
         """The work's value; see `scheduler.streams.base.Launch`.

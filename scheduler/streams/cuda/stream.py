@@ -24,11 +24,12 @@ import torch
 
 from scheduler.errors import StaleLaunchError, StreamClosedError
 from scheduler.settings import check_integer
-from scheduler.streams.base import Event
+from scheduler.streams.base import Event, TimeSource
 from scheduler.streams.cuda.awaiting import AwaitMethod, new_waiter
 from scheduler.streams.cuda.driver import CudaDriver
 from scheduler.streams.cuda.event import CudaEvent
 from scheduler.streams.cuda.launch import CudaLaunch, Segment, inside
+from scheduler.streams.cuda.time_source import CudaTime, LaunchMarks
 from scheduler.streams.label import label_of
 from scheduler.streams.lineage import Generation
 
@@ -67,6 +68,7 @@ class CudaStream:
         self._blocking = awaiting is AwaitMethod.THREAD
         self._waiter = new_waiter(awaiting, name)
         self._handle = driver.new_stream(priority)
+        self._time_source: CudaTime | None = None
         self._poison: BaseException | None = None
         self._segment = Segment()
         self._num_events = 0
@@ -108,8 +110,14 @@ class CudaStream:
             if generation is not None and generation.stale:
                 error = StaleLaunchError(f"{label or label_of(work)!r} was skipped: its generation was retired")
                 return CudaLaunch(self._segment, error=error, skipped=True)
+            time_source = self._time_source
             try:
-                return CudaLaunch(self._segment, value=self._run(work))
+                if time_source is None:
+                    return CudaLaunch(self._segment, value=self._run(work))
+                began = time_source.mark(self._handle)
+                value = self._run(work)
+                marks = LaunchMarks(time_source=time_source, began=began, ended=time_source.mark(self._handle))
+                return CudaLaunch(self._segment, value=value, marks=marks)
             except BaseException as error:  # it travels to whoever waits, even a KeyboardInterrupt
                 self._poison = error
                 return CudaLaunch(self._segment, error=error)
@@ -133,6 +141,20 @@ class CudaStream:
             self._driver.wait(self._handle, event.handle)
             if self._poison is None:
                 self._poison = event.launch_error
+
+    def new_time_source(self) -> TimeSource:
+        """The GPU's; see `scheduler.streams.base.TimedStream`. The host waits for what is enqueued."""
+        return CudaTime(self._driver, self._handle)
+
+    def time_launches(self, time_source: TimeSource | None) -> None:
+        """Note the times of launches from now on, for which each takes two events more.
+
+        Raises:
+            TypeError: if the times are not those of a GPU.
+        """
+        if time_source is not None and not isinstance(time_source, CudaTime):
+            raise TypeError(f"a CudaStream is timed by a CudaTime only, not by {type(time_source).__name__}")
+        self._time_source = time_source
 
     def close(self) -> None:
         """Refuse more work and block until the device has done what is enqueued; idempotent.

@@ -33,6 +33,17 @@ _PATIENCE_TURNS = 300
 """Turns of the loop in which nothing can go and nobody enqueues anything, until that is called a deadlock."""
 
 
+class VirtualTime:
+    """The time of a virtual device."""
+
+    def __init__(self, device: VirtualDevice) -> None:
+        self._device = device
+
+    def now_ms(self) -> float:
+        """What the virtual clock shows."""
+        return self._device.now_ms
+
+
 class VirtualDevice:
     """Makes streams, and executes what is launched on them.
 
@@ -91,6 +102,16 @@ class VirtualDevice:
     def now_ms(self) -> float:
         """Time on the virtual clock; 0 without one."""
         return 0.0 if self._timed is None else self._timed.now_ms
+
+    def time_source(self) -> VirtualTime:
+        """The virtual clock.
+
+        Raises:
+            ValueError: if the device was made without one.
+        """
+        if self._timed is None:
+            raise ValueError("no time passes on this VirtualDevice: make it with costs=CostModel(...)")
+        return VirtualTime(self)
 
     @property
     def timeline(self) -> tuple[TimelineEntry, ...]:

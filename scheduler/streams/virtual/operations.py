@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from scheduler.errors import StaleLaunchError
+from scheduler.streams.base import LaunchTimes
 from scheduler.streams.lineage import Generation
 from scheduler.streams.virtual.clock import NOTHING_KNOWN, Clock
 from scheduler.streams.virtual.races import LaunchSite
@@ -44,6 +45,8 @@ class VirtualLaunch(Generic[Result]):
         self.generation = generation
         self.was_run = False
         self.was_skipped = False
+        self.ran: LaunchTimes | None = None
+        """When, on a device with a clock."""
 
     @property
     def can_go(self) -> bool:
@@ -85,6 +88,10 @@ class VirtualLaunch(Generic[Result]):
             StreamRace: if work reads it that is not ordered after this launch.
         """
         return self._device.result_of(self)
+
+    def times(self) -> LaunchTimes | None:
+        """When it ran by the device's clock; see `scheduler.streams.base.TimedLaunch`."""
+        return self.ran
 
     @property
     def skipped(self) -> bool:

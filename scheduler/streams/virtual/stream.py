@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from scheduler.streams.base import Event
+from scheduler.streams.base import Event, TimeSource
 from scheduler.streams.label import label_of
 from scheduler.streams.lineage import Generation
 from scheduler.streams.virtual.machine import Queue
@@ -107,6 +107,13 @@ class VirtualStream:
             hold = Hold(self._device)
             self._queue.operations.append(hold)
         return hold
+
+    def new_time_source(self) -> TimeSource:
+        """The device's; see `scheduler.streams.base.TimedStream`."""
+        return self._device.time_source()
+
+    def time_launches(self, time_source: TimeSource | None) -> None:
+        """Nothing to do: a device with a clock notes all times."""
 
     def close(self) -> None:
         """Let queued work finish, then refuse more; idempotent.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.settings import check_number
+from scheduler.streams.base import LaunchTimes
 from scheduler.streams.virtual.choices import Choices
 from scheduler.streams.virtual.machine import Machine, Queue
 from scheduler.streams.virtual.operations import VirtualEvent, VirtualLaunch
@@ -165,6 +166,8 @@ class TimedOrder:
         for index in over:
             running = self._running.pop(index)
             launch = running.launch
+            if launch.was_run:
+                launch.ran = LaunchTimes(start_ms=running.start_ms, end_ms=at_ms)
             self.entries.append(
                 TimelineEntry(
                     stream=launch.site.stream,

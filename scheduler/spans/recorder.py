@@ -1,0 +1,200 @@
+"""The recorder: every launch and every round of the loops that it was given to, while it runs.
+
+Owns starting and stopping, the numbers of launches and rounds, and how much is kept. A loop holds a recorder from the
+beginning and asks `on` once a round; launches go through `Track`s, which lead past a recorder that is not running.
+Times are those of the streams' own clock: the host's, a GPU's, or a virtual one. Knows nothing of files or charts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from scheduler.block import BlockPlan
+from scheduler.launch_kind import Stage
+from scheduler.round import RoundReport
+from scheduler.settings import check_integer
+from scheduler.spans.markers import Markers, NoMarkers
+from scheduler.spans.pending import PendingLaunch, PendingRound
+from scheduler.spans.span import LaunchSpan, Recording, RoundSpan
+from scheduler.spans.track import Track
+from scheduler.streams.base import HostTime, Stream, TimedStream, TimeSource
+from scheduler.streams.lineage import Generation
+
+_MOST_SPANS = 200_000
+_MOST_PIECES = 1024
+"""More than any loop has slots for."""
+
+
+class SpanRecorder:
+    """Records launches and rounds between `start` and `stop`.
+
+    All methods are for the host's thread, the one that launches.
+    """
+
+    def __init__(self, *, max_spans: int = _MOST_SPANS) -> None:
+        """Begin without a recording.
+
+        Args:
+            max_spans: launches that are kept, and as many rounds; beyond it the oldest are forgotten.
+        """
+        check_integer("max_spans", max_spans, low=1, advice=f"{_MOST_SPANS} is the default")
+        self.on = False
+        """Whether it is recording."""
+        self.markers: Markers = NoMarkers()
+        """Told of each launch and round at once."""
+        self._tracks: list[Track] = []
+        self._time_source: TimeSource = HostTime()
+        self._launches: deque[LaunchSpan] = deque(maxlen=max_spans)
+        self._rounds: deque[RoundSpan] = deque(maxlen=max_spans)
+        self._num_launches = self._num_rounds = self._num_ended = self._num_ended_rounds = 0
+        self._start_ms = 0.0
+        self._pending: list[PendingLaunch] = []
+        self._open: dict[int, PendingRound] = {}
+        self._pieces: dict[int, PendingLaunch] = {}
+
+    def track(self, lane: str, stream: Stream) -> Track:
+        """Where a lane's launches go; for loops to launch through."""
+        track = Track(self, lane, stream)
+        self._tracks.append(track)
+        return track
+
+    def start(self, markers: Markers | None = None) -> None:
+        """Record from now on, between requests: what an earlier recording held is forgotten.
+
+        Args:
+            markers: who else wants to know of launches and rounds; `nvtx_markers()` tells NVIDIA's profilers.
+
+        Raises:
+            RuntimeError: if it is recording already, or there is nothing to record yet.
+            ValueError: if a lane's stream cannot tell when its launches run.
+        """
+        if self.on:
+            raise RuntimeError("this recorder is recording already; stop it first")
+        streams = [_timed(track.own) for track in self._tracks]
+        if not streams:
+            raise RuntimeError("no loop launches through this recorder; give it to a loop first")
+        self._time_source = streams[0].new_time_source()
+        for track, stream in zip(self._tracks, streams, strict=True):
+            stream.time_launches(self._time_source)
+            track.open(stream)
+        self._forget()
+        self.markers = markers or NoMarkers()
+        self._start_ms = self.now_ms()
+        self.on = True
+
+    def stop(self) -> Recording:
+        """Record no more.
+
+        A launch that is not over by now has no times: await an event behind the last ones first.
+
+        Raises:
+            RuntimeError: if it is not recording.
+        """
+        if not self.on:
+            raise RuntimeError("this recorder is not recording; start it first")
+        self.on = False
+        for track in self._tracks:
+            track.close()
+            _timed(track.own).time_launches(None)
+        self.abandon_rounds()
+        self._collect(everything=True)
+        recording = Recording(
+            launches=tuple(sorted(self._launches, key=lambda span: span.number)),
+            rounds=tuple(self._rounds),
+            start_ms=self._start_ms,
+            end_ms=self.now_ms(),
+            num_dropped=self._num_ended + self._num_ended_rounds - len(self._launches) - len(self._rounds),
+        )
+        self._forget()
+        return recording
+
+    def now_ms(self) -> float:
+        """The time on the clock that spans go by."""
+        return self._time_source.now_ms()
+
+    def queue(self, lane: str, stream: str, label: str, generation: Generation | None) -> PendingLaunch:
+        """A launch is being queued."""
+        pending = PendingLaunch(
+            number=self._num_launches,
+            lane=lane,
+            stream=stream,
+            label=label,
+            queued_ms=self.now_ms(),
+            round_number=self._num_rounds - 1 if self._num_rounds else None,
+            generation=None if generation is None else generation.number,
+        )
+        self._num_launches += 1
+        self._pending.append(pending)
+        return pending
+
+    def note_piece(self, number: int) -> None:
+        """The launch that was queued last is the piece of that number."""
+        self._pieces[number] = self._pending[-1]
+        if len(self._pieces) > _MOST_PIECES:
+            del self._pieces[next(iter(self._pieces))]
+
+    def open_round(self, plan: BlockPlan) -> int:
+        """A block is about to be handed to the target; returns the round's number."""
+        number = self._num_rounds
+        self._num_rounds += 1
+        pieces = (*plan.pieces, *plan.guesses)
+        self._open[number] = PendingRound(
+            number=number,
+            start_ms=self.now_ms(),
+            drafts=tuple(self._pieces[piece.number] for piece in pieces if piece.number in self._pieces),
+            end_range=self.markers.start("round", stage=Stage.VERIFY, payload=number),
+        )
+        return number
+
+    def hear(self, number: int) -> None:
+        """The host has a round's verdict."""
+        if pending := self._open.get(number):
+            pending.verdict_ms = self.now_ms()
+            pending.end_range()
+            pending.end_commit = self.markers.start("commit", stage=Stage.COMMIT, payload=number)
+
+    def close_round(self, number: int, report: RoundReport) -> None:
+        """A round is committed, and the next one on its way where there is to be one."""
+        pending = self._open.pop(number, None)
+        if pending is None:
+            return
+        self._rounds.append(pending.span(report, end_ms=self.now_ms()))
+        self._num_ended_rounds += 1
+        if pending.end_commit:
+            pending.end_commit()
+        self._collect()
+
+    def abandon_rounds(self) -> None:
+        """A request has ended, or was given up: the rounds that are open come to nothing."""
+        for pending in self._open.values():
+            (pending.end_commit or pending.end_range)()
+        self._open.clear()
+
+    def _collect(self, *, everything: bool = False) -> None:
+        """Make spans of the launches that are over, and let go of what these returned."""
+        still_pending = []
+        for pending in self._pending:
+            if not everything and not pending.is_over:
+                still_pending.append(pending)
+                continue
+            self._launches.append(pending.span())
+            self._num_ended += 1
+            pending.launch = None
+        self._pending = still_pending
+
+    def _forget(self) -> None:
+        self._launches.clear()
+        self._rounds.clear()
+        self._pending.clear()
+        self._open.clear()
+        self._pieces.clear()
+        self._num_launches = self._num_rounds = self._num_ended = self._num_ended_rounds = 0
+
+
+def _timed(stream: Stream) -> TimedStream:
+    if not isinstance(stream, TimedStream):
+        raise ValueError(
+            f"stream {stream.name!r} is a {type(stream).__name__}, which cannot tell when its launches run; record "
+            "lanes on a ThreadStream, a CudaStream, or a VirtualStream of a device with costs"
+        )
+    return stream
