@@ -20,6 +20,7 @@ from scheduler import (
     OccupancyProbe,
     PipelinedLoop,
     Proposer,
+    Recording,
     Residency,
     SequentialLoop,
     SpanRecorder,
@@ -105,6 +106,14 @@ class Engine:
         if self.probe is None:
             return Occupancy.unknown("it runs on the CPU", taken_at_s=time.monotonic())
         return self.probe.latest()
+
+    async def stop_recording(self) -> Recording:
+        """What the lanes did since their recording began, once both are through with it."""
+        for stream in (self.target.stream, self.draft_stream):
+            # Takes up what a failed launch left behind, of which whoever awaited it has heard.
+            stream.record()
+            await stream.record()
+        return self.spans.stop()
 
     async def close(self) -> None:
         """End the streams' threads, off the event loop."""

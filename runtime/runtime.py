@@ -25,7 +25,7 @@ from runtime.result import Chunk, GenerationResult
 from runtime.runtime_metrics import RuntimeMetrics, RuntimeRecorder
 from runtime.token_stream import TokenStream
 from runtime.transcript import Transcript
-from scheduler import AcceptanceMonitor, DecodeRequest, FinishReason, Occupancy
+from scheduler import AcceptanceMonitor, DecodeRequest, FinishReason, Markers, Occupancy, Recording
 
 Message = Mapping[str, object]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -125,6 +125,28 @@ class Runtime:
     def occupancy(self) -> Occupancy:
         """How full the GPU is that it runs on; what is unknown is None with a reason. Never blocks."""
         return self._engine.occupancy()
+
+    def start_recording(self, markers: Markers | None = None) -> None:
+        """Record every launch and round from now on; to be called between requests.
+
+        What it costs, some microseconds a launch, only a runtime pays that is recording.
+
+        Args:
+            markers: who else hears of each launch and round at once; `scheduler.nvtx_markers()` tells NVIDIA's
+                profilers.
+
+        Raises:
+            RuntimeError: if it is recording already.
+        """
+        self._engine.spans.start(markers)
+
+    async def stop_recording(self) -> Recording:
+        """What was recorded, once both lanes are through with what they were told to do.
+
+        Raises:
+            RuntimeError: if it is not recording.
+        """
+        return await self._engine.stop_recording()
 
     @property
     def acceptance_rate(self) -> float | None:
