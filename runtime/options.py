@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from runtime.keywords import as_choice, check_names
-from runtime.load_settings import Mode
+from runtime.load_settings import MAX_GAMMA, Mode
 from runtime.stop import checked_stops
 from scheduler import SamplingSettings, Verification, check_integer
 
@@ -38,6 +38,7 @@ class GenerationKeywords(TypedDict, total=False):
     logprobs: int | None
     verification: str | Verification | None
     mode: str | Mode | None
+    gamma: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,9 @@ class GenerationOptions:
     """How proposals are judged; None is coupled with a seed or at temperature 0, else rejection."""
     mode: Mode | None = None
     """How rounds are run; None is the runtime's own way. A runtime also serves all modes simpler than its own."""
+    gamma: int | None = None
+    """Tokens proposed a round, at most the runtime's gamma, or its max_gamma where gamma is adaptive; None is the
+    runtime's own way."""
 
     def __post_init__(self) -> None:
         check_integer("max_tokens", self.max_tokens, low=1, advice="ask for at least one token")
@@ -97,6 +101,8 @@ class GenerationOptions:
                 raise TypeError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.mode is not None and not isinstance(self.mode, Mode):
             raise TypeError(f"mode must be a Mode or None, not {type(self.mode).__name__}")
+        if self.gamma is not None:
+            check_integer("gamma", self.gamma, low=0, high=MAX_GAMMA, advice="left out, it is the runtime's own")
         object.__setattr__(self, "stop", checked_stops(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         self.sampling_settings(seed=0)

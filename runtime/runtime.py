@@ -207,6 +207,12 @@ class Runtime:
                 f"mode must be {allowed} on a runtime that was loaded as {loaded.value!r}, got {checked.mode.value!r}; "
                 f"load it with mode={checked.mode.value!r}, which serves simpler ones too"
             )
+        limit = self._settings.gamma_limit
+        if checked.gamma is not None and checked.gamma > limit:
+            raise ValueError(
+                f"gamma must be at most {limit} on this runtime, got {checked.gamma}; load it with "
+                f"max_gamma={checked.gamma} and adaptive gamma, which serves smaller ones too"
+            )
         return checked
 
     async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:
@@ -294,6 +300,7 @@ class Runtime:
             max_tokens=options.max_tokens,
             stop_ids=eos_ids | frozenset(options.stop_token_ids),
             num_logprobs=options.logprobs,
+            gamma=options.gamma,
         )
 
 

@@ -54,7 +54,7 @@ class Chain:
         self._arbiter.begin()
         with self._errors.remembered():
             for proposer in self._proposers:
-                proposer.begin(history, self._leads)
+                proposer.begin(history, self._leads, decoding.request.gamma)
 
     def draft_block(self, max_tokens: int, slot: int = 0) -> Drafted:
         """A whole block at once, of the source that promises most among those that have one.

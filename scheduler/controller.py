@@ -103,8 +103,9 @@ class Controller:
         self.no_overlap: str | None = None
         """Why nothing may run ahead for now, or None; set from outside, as by whoever watches the device."""
         self._costs = costs
-        self._gammas = tuple(range(1, max_gamma + 1)) if fixed_gamma is None else (fixed_gamma,)
-        self._fixed = fixed_gamma is not None
+        self._own_gammas = tuple(range(1, max_gamma + 1)) if fixed_gamma is None else (fixed_gamma,)
+        self._own_fixed = fixed_gamma is not None
+        self._gammas, self._fixed = self._own_gammas, self._own_fixed
         self._leads = IN_TURN
         self._decision: Decision | None = None
         self._age = 0
@@ -115,8 +116,17 @@ class Controller:
         self._best_tokens: float | None = None
         self._best_age = 0
 
-    def begin(self, leads: Leads = IN_TURN) -> None:
-        """Start a request of a loop with these leads."""
+    def begin(self, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
+        """Start a request of a loop with these leads.
+
+        Args:
+            leads: how far past a block the loop lets it draft.
+            gamma: propose so many in this request, at most `max_gamma`; None chooses, or keeps to what was fixed.
+        """
+        if gamma is not None:
+            check_integer("gamma", gamma, low=0, high=self.max_gamma, advice="left out, it is chosen")
+        self._gammas = self._own_gammas if gamma is None else (gamma,)
+        self._fixed = self._own_fixed or gamma is not None
         self._leads = leads
         self._decision = None
         self._best_tokens = None
@@ -127,7 +137,7 @@ class Controller:
         """The best gamma now, 0 where drafting does not pay, 1 when it is time to look again."""
         plan = self._plan()
         self._lead = self._leads.most if plan is None else plan.lead
-        if self.max_gamma == 0:
+        if not any(self._gammas):
             return 0
         if plan is None:
             # Nothing was measured yet: one token finds out.
@@ -181,7 +191,7 @@ class Controller:
     def explain(self) -> str:
         """The last choice and its reason, as a person would say it."""
         decision = self._decision
-        if self.max_gamma == 0:
+        if not any(self._gammas):
             return "nothing is drafted, as gamma is 0"
         if decision is None:
             return "nothing was asked of it"
@@ -261,7 +271,7 @@ class Controller:
 
     def _plans(self, model: SpeedModel, *, may_overlap: bool) -> Iterator[RoundPlan]:
         """What may be chosen, given what was fixed."""
-        if not self._fixed:
+        if not self._fixed or not any(self._gammas):
             yield _PLAIN
         least, most = self._leads
         if not may_overlap and least == 0:

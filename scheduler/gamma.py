@@ -39,8 +39,8 @@ IN_TURN = Leads()
 class GammaPolicy(Protocol):
     """Chooses how many tokens a source proposes next, and how far past them it goes on."""
 
-    def begin(self, leads: Leads = IN_TURN) -> None:
-        """Start a request of a loop with these leads."""
+    def begin(self, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
+        """Start a request of a loop with these leads; a `gamma` that it asks for leaves nothing to choose there."""
         ...
 
     def choose(self) -> int:
@@ -84,13 +84,14 @@ class FixedGamma:
             prior_alpha: acceptance rate assumed before the first verdict; it has a say in promises only.
         """
         check_integer("gamma", gamma, low=0, advice="0 proposes nothing, 4 is a good start")
-        self._gamma = gamma
+        self._own_gamma = self._gamma = gamma
         self._leads = IN_TURN
         self._estimate = AcceptanceEstimate(prior=prior_alpha)
 
-    def begin(self, leads: Leads = IN_TURN) -> None:
-        """Note the leads."""
+    def begin(self, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
+        """Note the leads, and the number if the request has one of its own."""
         self._leads = leads
+        self._gamma = self._own_gamma if gamma is None else gamma
         self._estimate.begin()
 
     def choose(self) -> int:

@@ -42,6 +42,8 @@ class DecodeRequest:
     """Ids that end the output and are its last token: end of sequence and the caller's own."""
     num_logprobs: int | None = None
     """Report each token's log probability and that many most likely alternatives; None reports nothing."""
+    gamma: int | None = None
+    """Propose so many tokens a round, as far as the loop has room for them; None leaves it to each source's policy."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -49,6 +51,8 @@ class DecodeRequest:
                 "prompt must hold at least one token; a model with a beginning-of-text token can start from that"
             )
         check_integer("max_tokens", self.max_tokens, low=1, advice="ask for at least one token")
+        if self.gamma is not None:
+            check_integer("gamma", self.gamma, low=0, advice="0 proposes nothing, 4 is a good start")
         if self.num_logprobs is not None:
             check_integer(
                 "logprobs", self.num_logprobs, low=0, high=MOST_LOGPROBS, advice="0 reports the chosen token only"

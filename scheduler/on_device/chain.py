@@ -76,7 +76,7 @@ class DeviceChain:
         self._decoding, self._history = decoding, history
         self._gamma = None
         with self._errors.remembered():
-            self._proposer.begin(history, self._leads)
+            self._proposer.begin(history, self._leads, decoding.request.gamma)
             prompt_ids, settings = decoding.request.prompt_ids, decoding.request.settings
             vocab_size = decoding.law.vocab_size
             self._law = DeviceLaw(

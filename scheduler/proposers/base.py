@@ -42,8 +42,11 @@ class Proposer(Protocol):
         """Most tokens that the source reads at once."""
         ...
 
-    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
-        """Start a request of a loop with these leads: keep what is still true of an earlier one, forget the rest."""
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
+        """Start a request of a loop with these leads: keep what is still true of an earlier one, forget the rest.
+
+        Where the request has a `gamma` of its own, `choose` keeps to it.
+        """
         ...
 
     def choose(self, history: TokenHistory) -> int:

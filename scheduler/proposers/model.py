@@ -78,9 +78,9 @@ class ModelProposer:
         """Tokens that one call of the draft takes."""
         return self._lane.model.max_block
 
-    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
         """Keep the common prefix; the rest of the prompt is read when something is first proposed."""
-        self._policy.begin(leads)
+        self._policy.begin(leads, gamma)
         # The last token is always read anew: its row is what the first proposed token is drawn from.
         self._lane.resume(history.ids()[:-1])
 

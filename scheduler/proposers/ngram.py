@@ -66,11 +66,11 @@ class NgramProposer:
         """A lookup takes microseconds, however many tokens it gives."""
         return True
 
-    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
         """Index the prompt."""
         for policy in self._policies:
             # A look-up takes no time that could be hidden behind a verify.
-            policy.begin(leads if leads.fixed else IN_TURN)
+            policy.begin(leads if leads.fixed else IN_TURN, gamma)
         self._lead = 0
         self._index = NgramIndex(min_match=self._min_match, max_match=self._max_match)
         self._index.extend(history.ids())

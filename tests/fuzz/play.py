@@ -91,8 +91,8 @@ class WatchedProposer(ModelProposer):
         """At each verdict on this source's tokens: drafted tokens that it did not judge."""
         self._chain_length = 0
 
-    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
-        super().begin(history, leads)
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
+        super().begin(history, leads, gamma)
         self._chain_length = 0
         self.leads.clear()
 

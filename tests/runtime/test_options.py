@@ -121,6 +121,7 @@ WRONG_TYPES: dict[str, tuple[object, ...]] = {
     "logprobs": (1.0, "1", True),
     "verification": (1, True),
     "mode": (1, True),
+    "gamma": (1.0, "4", True, "adaptive"),
 }
 WRONG_VALUES: dict[str, tuple[object, ...]] = {
     "max_tokens": (0, -1),
@@ -139,6 +140,7 @@ WRONG_VALUES: dict[str, tuple[object, ...]] = {
     "logprobs": (-1, 101),
     "verification": ("", "exact"),
     "mode": ("", "fast"),
+    "gamma": (-1, 16),
 }
 
 

@@ -49,6 +49,52 @@ def play(policy: Controller, alpha: float, *, num_rounds: int, seed: int = 0) ->
     return gammas
 
 
+class TestRequestGamma:
+    """A request that names its gamma, on a policy that chooses."""
+
+    def test_is_kept_to_where_another_would_be_better_or_none(self) -> None:
+        policy = policy_of(STEEP, draft_ms=4.0, prior_alpha=0.0)
+        policy.begin(gamma=5)
+        assert play(policy, 0.0, num_rounds=200) == [5] * 200
+        assert "gamma is fixed" in policy.explain()
+
+    def test_holds_for_that_request_alone(self) -> None:
+        policy, other = policy_of(draft_ms=0.1, prior_alpha=0.9), policy_of(draft_ms=0.1, prior_alpha=0.9)
+        policy.begin(gamma=2)
+        assert policy.choose() == 2
+        policy.begin()
+        other.begin()
+        assert policy.choose() == other.choose() == 8
+        assert "gamma is fixed" not in policy.explain()
+
+    def test_takes_the_place_of_one_that_was_fixed_at_load(self) -> None:
+        policy = Controller(
+            max_gamma=8, costs=SourceCosts(verify=FLAT, draft=BlockCosts({1: 1.0})), prior_alpha=0.5, fixed_gamma=4
+        )
+        policy.begin(gamma=2)
+        assert policy.choose() == 2
+        policy.begin()
+        assert policy.choose() == 4
+
+    def test_leaves_the_lead_to_choose(self) -> None:
+        policy = policy_of(draft_ms=4.0, prior_alpha=0.9)
+        policy.begin(FREE, gamma=2)
+        assert policy.choose() == 2
+        assert policy.lead > 0
+
+    def test_of_zero_proposes_nothing_and_never_looks_again(self) -> None:
+        policy = policy_of(prior_alpha=1.0)
+        policy.begin(gamma=0)
+        assert play(policy, 1.0, num_rounds=200) == [0] * 200
+        assert policy.explain() == "nothing is drafted, as gamma is 0"
+        # Asked of every source, also of those that offer nothing.
+        assert policy.promise.tokens_per_ms is not None
+
+    def test_beyond_the_most_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"gamma must be .*8, got 9"):
+            policy_of().begin(gamma=9)
+
+
 class TestGamma:
     @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8, 0.95])
     @pytest.mark.parametrize("draft_ms", [0.1, 1.0, 4.0])

@@ -31,3 +31,10 @@ class TestFixed:
 
     def test_says_that_nobody_chose(self) -> None:
         assert FixedGamma(3).explain() == "gamma is fixed at 3"
+
+    def test_a_request_may_have_a_gamma_of_its_own(self) -> None:
+        policy = FixedGamma(3)
+        policy.begin(gamma=5)
+        assert (policy.choose(), policy.explain()) == (5, "gamma is fixed at 5")
+        policy.begin()
+        assert (policy.choose(), policy.explain()) == (3, "gamma is fixed at 3")

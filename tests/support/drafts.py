@@ -88,7 +88,7 @@ class ScriptedSource:
     errors: dict[str, Exception] = field(default_factory=dict)
     """What a method is to raise, by its name."""
 
-    def begin(self, history: TokenHistory, leads: Leads = IN_TURN) -> None:
+    def begin(self, history: TokenHistory, leads: Leads = IN_TURN, gamma: int | None = None) -> None:
         self._called("begin", history.length)
         self.lead = leads.most
 
