@@ -1,4 +1,4 @@
-"""What a round costs outside of the models, measured with models that cost nothing.
+"""What a round costs outside of the models, and what recording it adds, measured with models that cost nothing.
 
 Owns the costless models, the rounds run with them and the figures: how long the event loop's thread computes for a
 round, how long the target stands idle between a verdict and the next block, and how long a round takes in all. The last
@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -28,6 +28,7 @@ from scheduler import (
     PipelinedLoop,
     SamplingSettings,
     SequentialLoop,
+    SpanRecorder,
     ThreadStream,
     TimedLaunch,
 )
@@ -52,6 +53,8 @@ class RoundCost:
     round_us: float
     """A whole round."""
     num_rounds: int
+    recorded: bool = False
+    """Whether every launch and round was recorded meanwhile."""
 
 
 class _CostlessModel:
@@ -116,7 +119,7 @@ class _ClockedStream(ThreadStream):
         return super().launch(work, reads=reads, writes=writes, label=label, generation=generation)
 
 
-async def _measured(mode: str, event_loop: str, num_rounds: int) -> RoundCost:
+async def _measured(mode: str, event_loop: str, num_rounds: int, *, recorded: bool) -> RoundCost:
     num_tokens = (_NUM_WARM_UP + num_rounds + 2) * (_GAMMA + 1)
     capacity = num_tokens + 16
     target_stream = _ClockedStream("target")
@@ -125,12 +128,16 @@ async def _measured(mode: str, event_loop: str, num_rounds: int) -> RoundCost:
         target = Lane("target", _CostlessModel(), target_stream, capacity=capacity)
         draft = Lane("draft", _CostlessModel(), draft_stream, capacity=capacity)
         proposers = [] if mode == "plain" else [ModelProposer(draft, FixedGamma(_GAMMA))]
+        spans = SpanRecorder()
         loop: SequentialLoop | PipelinedLoop
         if mode == "pipelined":
-            loop = PipelinedLoop(target, draft_stream, proposers, max_gamma=_GAMMA, max_lead=_GAMMA)
+            loop = PipelinedLoop(target, draft_stream, proposers, max_gamma=_GAMMA, max_lead=_GAMMA, spans=spans)
         else:
-            loop = SequentialLoop(target, draft_stream, proposers, max_gamma=_GAMMA)
-        return await _timed_rounds(loop, target_stream.clock, mode, event_loop, num_rounds, num_tokens)
+            loop = SequentialLoop(target, draft_stream, proposers, max_gamma=_GAMMA, spans=spans)
+        if recorded:
+            spans.start()
+        cost = await _timed_rounds(loop, target_stream.clock, mode, event_loop, num_rounds, num_tokens)
+        return replace(cost, recorded=recorded)
     finally:
         target_stream.close()
         draft_stream.close()
@@ -178,19 +185,20 @@ def measure_round_costs(*, num_rounds: int = 1000, num_turns: int = 3) -> list[R
         pass  # not on Windows
     else:
         factories["uvloop"] = uvloop.new_event_loop
-    cases = [(mode, name) for mode in ("plain", "sequential", "pipelined") for name in factories]
-    measured: dict[tuple[str, str], list[RoundCost]] = {case: [] for case in cases}
+    modes = [("plain", False), ("sequential", False), ("pipelined", False), ("pipelined", True)]
+    cases = [(mode, name, recorded) for mode, recorded in modes for name in factories]
+    measured: dict[tuple[str, str, bool], list[RoundCost]] = {case: [] for case in cases}
     for _ in range(num_turns):
-        for mode, name in cases:
+        for mode, name, recorded in cases:
             with asyncio.Runner(loop_factory=factories[name]) as runner:
-                measured[mode, name].append(runner.run(_measured(mode, name, num_rounds)))
+                cost = runner.run(_measured(mode, name, num_rounds, recorded=recorded))
+            measured[mode, name, recorded].append(cost)
     return [_median(costs) for costs in measured.values()]
 
 
 def _median(costs: list[RoundCost]) -> RoundCost:
-    return RoundCost(
-        mode=costs[0].mode,
-        event_loop=costs[0].event_loop,
+    return replace(
+        costs[0],
         host_us=statistics.median(cost.host_us for cost in costs),
         gap_us=statistics.median(cost.gap_us for cost in costs),
         round_us=statistics.median(cost.round_us for cost in costs),
@@ -200,9 +208,10 @@ def _median(costs: list[RoundCost]) -> RoundCost:
 
 def format_round_costs(costs: list[RoundCost]) -> str:
     """A table for people."""
-    layout = "{:12}  {:10}  {:>8}  {:>8}  {:>9}"
+    layout = "{:19}  {:10}  {:>8}  {:>8}  {:>9}"
     lines = [layout.format("mode", "loop", "host us", "gap us", "round us")]
     for cost in costs:
         figures = (f"{value:.0f}" for value in (cost.host_us, cost.gap_us, cost.round_us))
-        lines.append(layout.format(cost.mode, cost.event_loop, *figures))
+        mode = f"{cost.mode}, recorded" if cost.recorded else cost.mode
+        lines.append(layout.format(mode, cost.event_loop, *figures))
     return "\n".join(lines)

@@ -40,6 +40,7 @@ class GuardedStream:
         self._stream = stream
         self.name = stream.name
         self.record, self.wait, self.close = stream.record, stream.wait, stream.close
+        self.new_time_source, self.time_launches = stream.new_time_source, stream.time_launches
         self.labels: list[str] = []
 
     def launch(
