@@ -74,4 +74,5 @@ def _processor_name() -> str:
 
 def _module_name() -> str:
     specification = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return specification.name if specification else Path(sys.argv[0]).stem
+    # A package is run by its name.
+    return specification.name.removesuffix(".__main__") if specification else Path(sys.argv[0]).stem

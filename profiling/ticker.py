@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-_PAUSE_S = 0.01
+TICK_S = 0.01
+"""What it wants to sleep between two ticks."""
 
 
 @asynccontextmanager
@@ -27,7 +28,7 @@ async def ticking() -> AsyncIterator[list[float]]:
 
     async def tick() -> None:
         while True:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(TICK_S)
             note()
 
     ticker = asyncio.create_task(tick())
