@@ -28,7 +28,9 @@ from runtime.errors import (
 from runtime.latency import Latency, LatencyHistogram
 from runtime.load_settings import LoadSettings, Mode
 from runtime.metrics import Metrics
+from runtime.metrics_server import MetricsServer
 from runtime.options import GenerationKeywords, GenerationOptions
+from runtime.prometheus import MetricsCollector, prometheus_text
 from runtime.result import Chunk, GenerationResult
 from runtime.runtime import Runtime
 from runtime.runtime_metrics import RequestOutcome, RuntimeMetrics
@@ -53,6 +55,8 @@ __all__ = [
     "LatencyHistogram",
     "LoadSettings",
     "Metrics",
+    "MetricsCollector",
+    "MetricsServer",
     "MissingDependencyError",
     "Mode",
     "NonFiniteLogitsError",
@@ -70,4 +74,5 @@ __all__ = [
     "UnsupportedModelError",
     "Verification",
     "build_engine",
+    "prometheus_text",
 ]

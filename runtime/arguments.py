@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from models import WeightKind, closest_name
 from runtime.load_settings import ADAPTIVE, MAX_GAMMA, MAX_LEAD, LoadSettings, Mode
+from runtime.metrics_server import LOCALHOST, MAX_PORT
 from runtime.options import GenerationOptions
 from scheduler import Verification
 
@@ -28,6 +29,7 @@ _EPILOG = f"""examples:
   {EXAMPLE}
   {PROGRAM} --compare --max-tokens 200 "Write a haiku about rivers, then repeat it."
   {PROGRAM} --chat --system "Answer in one sentence."
+  {PROGRAM} --chat --metrics-port 9400
   {PROGRAM} --target ./model --draft ./small-model --temperature 0.8 --seed 1 --json - < prompt.txt
 
 exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted"""
@@ -51,6 +53,8 @@ class Arguments:
     json: bool
     raw: bool
     system: str | None
+    metrics_port: int | None
+    """Where metrics are served meanwhile: a port, 0 for a free one, or None for nowhere."""
     uvloop: bool
 
 
@@ -77,7 +81,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     arguments = Arguments(
         load=load,
         options=options,
-        **{name: given[name] for name in ("prompt", "compare", "chat", "json", "raw", "system", "uvloop")},
+        **{name: given[name] for name in ("prompt", *_ACTIONS, "system", "metrics_port", "uvloop")},
     )
     _check_combinations(arguments, settings)
     return arguments
@@ -110,7 +114,7 @@ def _explain_left(left: Sequence[str]) -> str:
     name = next((argument.partition("=")[0] for argument in left if argument.startswith("-")), None)
     if name is None:
         return f"more than one prompt: {left[0]!r} is too much; put the prompt in quotes, as in: {EXAMPLE}"
-    others = ("help", "version", *_ACTIONS, "system", "no_uvloop")
+    others = ("help", "version", *_ACTIONS, "system", "metrics_port", "no_uvloop")
     known = [_flag(option) for option in (*_LOAD_OPTIONS, *_GENERATION_OPTIONS, *others)]
     close = closest_name(name, known)
     return f"unknown option {name}" + (f" (did you mean {close}?)" if close else f"; {PROGRAM} --help lists them")
@@ -147,6 +151,14 @@ def _parser() -> argparse.ArgumentParser:
         "--system", metavar="TEXT", default=None, help="system message of the conversation (default: none)"
     )
     group.add_argument(
+        "--metrics-port",
+        metavar="PORT",
+        type=_port,
+        default=None,
+        help=f"serve Prometheus metrics on http://{LOCALHOST}:PORT/metrics as long as the program runs; 0 takes a free "
+        "port (default: none)",
+    )
+    group.add_argument(
         "--no-uvloop", dest="uvloop", action="store_false", default=True, help="run on asyncio's own event loop"
     )
     return parser
@@ -175,6 +187,12 @@ def _gamma(text: str) -> int | str:
         raise argparse.ArgumentTypeError(
             f"must be {ADAPTIVE!r} or a whole number between 0 and {MAX_GAMMA}, got {text!r}"
         ) from None
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= MAX_PORT):
+        raise argparse.ArgumentTypeError(f"must be a port between 0 and {MAX_PORT}, got {text!r}; 0 takes a free one")
+    return int(text)
 
 
 _ACTIONS = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 
 from runtime.arguments import EXAMPLE, STANDARD_INPUT, Arguments, UsageError, parse_arguments
 from runtime.chat import chat
@@ -18,6 +18,7 @@ from runtime.console import Console, silence_standard_output
 from runtime.conversation import Conversation
 from runtime.errors import SlipstreamError
 from runtime.load_settings import Mode
+from runtime.metrics_server import MetricsServer
 from runtime.options import GenerationOptions
 from runtime.report import comparison_table, json_record, summary
 from runtime.result import GenerationResult
@@ -84,10 +85,13 @@ class _Session:
     def run(self, prompt: str | None) -> int:
         """Load, answer, close; returns the exit status."""
         arguments, console = self._arguments, self._console
-        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+        # The port comes first: one that is taken is no news to wait for.
+        with self._metrics_server() as server, asyncio.Runner(loop_factory=self._loop_factory) as runner:
             console.progress(f"loading {arguments.load.get('target', 'the demo model')} ...")
             runtime = runner.run(Runtime.load(**arguments.load))
             try:
+                if server is not None:
+                    server.collector.add(runtime)
                 if arguments.chat:
                     return DONE if self._chat(runner, runtime, prompt) else FAILED
                 work = self._compare if arguments.compare else self._answer
@@ -95,6 +99,16 @@ class _Session:
                 return DONE
             finally:
                 runner.run(runtime.close())
+
+    @contextmanager
+    def _metrics_server(self) -> Generator[MetricsServer | None, None, None]:
+        port = self._arguments.metrics_port
+        if port is None:
+            yield None
+            return
+        with MetricsServer(port) as server:
+            self._console.note(f"metrics: {server.url}")
+            yield server
 
     def _as_prompt(self, runtime: Runtime, text: str) -> Prompt:
         if self._arguments.raw or (self._arguments.system is None and not runtime.tokenizer.has_chat_template):
@@ -140,6 +154,7 @@ class _Session:
                     options,
                     event_loop=self._event_loop,
                     comparison=comparison,
+                    totals=runtime.metrics,
                 )
             )
         else:
@@ -157,7 +172,9 @@ class _Session:
 
     def _report(self, runtime: Runtime, result: GenerationResult, options: GenerationOptions) -> None:
         if self._arguments.json:
-            line = json_record(result, runtime.description, options, event_loop=self._event_loop)
+            line = json_record(
+                result, runtime.description, options, event_loop=self._event_loop, totals=runtime.metrics
+            )
             self._console.result(line)
         else:
             self._console.note(summary(result, runtime.description))

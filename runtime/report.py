@@ -15,6 +15,7 @@ from runtime.load_settings import Mode
 from runtime.metrics import Metrics
 from runtime.options import GenerationOptions
 from runtime.result import GenerationResult
+from runtime.runtime_metrics import RuntimeMetrics
 from scheduler import FinishReason, TokenLogprob, Verification
 
 _UNKNOWN = "–"
@@ -144,8 +145,9 @@ def json_record(
     *,
     event_loop: str,
     comparison: Comparison | None = None,
+    totals: RuntimeMetrics | None = None,
 ) -> str:
-    """Everything about a request as one line of JSON; `options` are the resolved ones."""
+    """Everything about a request as one line of JSON; `options` are the resolved ones, `totals` over all requests."""
     record: dict[str, object] = {
         "text": result.text,
         "token_ids": result.token_ids,
@@ -157,6 +159,8 @@ def json_record(
         record["logprobs"] = [_logprob_record(logprob) for logprob in result.logprobs]
     if comparison is not None:
         record["comparison"] = comparison.as_dict()
+    if totals is not None:
+        record["totals"] = totals.as_dict()
     return json.dumps(record, allow_nan=False)
 
 

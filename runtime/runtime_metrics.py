@@ -65,6 +65,8 @@ class RuntimeMetrics(RoundCounts):
     occupancy: Occupancy | None
     """The last reading of the GPU; None on a CPU."""
 
+    # `drafts` has every draft source, also those that proposed nothing so far.
+
     def as_dict(self) -> dict[str, object]:
         """Every field and derived figure, ready for JSON; of the occupancy what is known."""
         plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -96,6 +98,7 @@ class RuntimeRecorder:
             model_sources: those that the monitor hears of.
             monitor: of the rolling acceptance rate; by default one that never warns.
         """
+        self._draft_names = draft_names
         self._model_sources = model_sources
         self._monitor = AcceptanceMonitor(threshold=0.0) if monitor is None else monitor
         # Held for a few additions at a time, so nobody ever waits for it in earnest.
@@ -149,8 +152,10 @@ class RuntimeRecorder:
     def figures(self) -> dict[str, Any]:
         """The fields of `RuntimeMetrics` so far, all of one moment; the others only the runtime knows."""
         with self._lock:
+            counts = self._rounds.counts()
             return {
-                **self._rounds.counts(),
+                **counts,
+                "drafts": {**dict.fromkeys(self._draft_names, (0, 0)), **counts["drafts"]},
                 "num_requests": dict(self._num_requests),
                 "num_prompt_tokens": self._num_prompt_tokens,
                 "num_reused_tokens": self._num_reused_tokens,

@@ -29,6 +29,7 @@ def test_a_prompt_alone_leaves_every_default_to_the_settings() -> None:
         json=False,
         raw=False,
         system=None,
+        metrics_port=None,
         uvloop=True,
     )
 
@@ -40,7 +41,7 @@ def test_every_option_reaches_its_setting() -> None:
         "--weights int8 --threads 1 --context-length 99 --max-tokens 7 --min-tokens 2 --temperature 0.5 --top-p 0.9 "
         "--top-k 4 --min-p 0.1 --seed 11 --verification rejection --stop one --stop two --ignore-eos "
         "--repetition-penalty 1.1 --presence-penalty -0.5 --frequency-penalty 0.2 --logprobs 3 "
-        "--json --system Be --no-uvloop --compare -- -x"
+        "--json --system Be --metrics-port 0 --no-uvloop --compare -- -x"
     )
     arguments = parse_arguments(shlex.split(line))
     assert arguments.load == {
@@ -73,6 +74,7 @@ def test_every_option_reaches_its_setting() -> None:
         logprobs=3,
     )
     assert (arguments.prompt, arguments.system) == ("-x", "Be")
+    assert arguments.metrics_port == 0
     assert arguments.json
     assert arguments.compare
     assert not arguments.uvloop

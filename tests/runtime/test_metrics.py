@@ -12,7 +12,8 @@ import pytest
 from runtime import Chunk, Metrics, Mode
 from runtime.metrics import MetricsRecorder
 from scheduler import PrefillReport, RoundReport
-from tests.support.table_runtime import build_rig, similar_draft, table_target
+from tests.support.table_runtime import VOCAB_SIZE, build_rig, similar_draft, table_target
+from tests.support.watched_model import ScriptedModel
 
 PROMPT = (5, 17, 40, 8)
 
@@ -144,6 +145,30 @@ def test_json_has_every_field_and_figure() -> None:
     assert values["mean_acceptance_length"] == 3.0
     assert values["tpot_ms"] is None
     assert values["acceptance_rate_per_position"] == []
+
+
+async def test_positions_of_a_planted_draft_by_hand() -> None:
+    # Right (1) or wrong (0) at each token of the output. Blocks of three, the last one cut by the limit of twelve:
+    # 110 accepts two, 0.. none, 111 three, 10. one, and the last proposes one token and is right.
+    right = [True, True, False, False, True, True, True, False, True, False, True, True]
+    prompt = [3, 4]
+    script = [*prompt, *(10 + number for number in range(len(right)))]
+    wrong = [*prompt, *(token if hit else 99 for token, hit in zip(script[2:], right, strict=True))]
+    target = ScriptedModel(script, vocab_size=VOCAB_SIZE)
+    rig = build_rig(target, ScriptedModel(wrong, vocab_size=VOCAB_SIZE), gamma=3)
+    async with rig.runtime, rig.runtime.stream(prompt, max_tokens=len(right), ignore_eos=True) as stream:
+        chunks = [chunk async for chunk in stream]
+    metrics = stream.result.metrics
+    assert list(stream.result.token_ids) == script[2:]
+    assert metrics.num_proposed_per_position == (5, 4, 4)
+    assert metrics.num_accepted_per_position == (4, 2, 1)
+    assert metrics.acceptance_histogram == (1, 2, 1, 1)
+    assert metrics.acceptance_rate_per_position == (4 / 5, 2 / 5, 1 / 5)
+    assert metrics.acceptance_rate_where_proposed == (4 / 5, 2 / 4, 1 / 4)
+    assert metrics.mean_acceptance_length == pytest.approx(12 / 5)
+    assert [(chunk.num_draft_tokens, chunk.num_accepted_draft_tokens) for chunk in chunks] == [
+        *((3, 2), (3, 0), (3, 3), (3, 1), (1, 1)),
+    ]
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 4, None])
