@@ -46,6 +46,7 @@ from models.shallow import FeatureDraft, bind_draft
 from models.shipped import has_shipped_drafts, shipped_draft
 from models.thread_counts import intra_op_threads
 from models.tokenizer import Tokenizer
+from models.user_cache import write_atomically
 from models.wrapped_decoder import WrappedDecoder
 
 __all__ = [
@@ -105,5 +106,6 @@ __all__ = [
     "random_decoder",
     "read_draft_description",
     "shipped_draft",
+    "write_atomically",
     "write_draft",
 ]

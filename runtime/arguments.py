@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NoReturn
@@ -69,9 +69,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     if left:
         raise UsageError(_explain_left(left))
     given = vars(known)
-    load = {name: given[name] for name in _LOAD_OPTIONS if name in given}
-    if len(load.get("draft", ())) == 1:
-        load["draft"] = load["draft"][0]
+    load = load_keywords(given)
     chosen = {name: given[name] for name in _GENERATION_OPTIONS if name in given}
     try:
         settings = LoadSettings.from_keywords(load)
@@ -85,6 +83,30 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     )
     _check_combinations(arguments, settings)
     return arguments
+
+
+def add_load_options(
+    group: argparse._ArgumentGroup, names: Sequence[str], *, defaults: Mapping[str, str] | None = None
+) -> None:
+    """Let another program's command line take options of `Runtime.load`; `load_keywords` reads them.
+
+    Args:
+        group: where they go.
+        names: of fields of `LoadSettings`.
+        defaults: what its help calls the default of a field, where it has one of its own.
+    """
+    changed = defaults or {}
+    options = {name: _LOAD_OPTIONS[name] for name in names}
+    options |= {name: dataclasses.replace(options[name], default=default) for name, default in changed.items()}
+    _add_options(group, LoadSettings, options)
+
+
+def load_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `Runtime.load`, of all that was given on a command line."""
+    load = {name: given[name] for name in _LOAD_OPTIONS if name in given}
+    if len(load.get("draft", ())) == 1:
+        load["draft"] = load["draft"][0]
+    return load
 
 
 def _check_combinations(arguments: Arguments, settings: LoadSettings) -> None:
@@ -285,7 +307,7 @@ def _add_options(group: argparse._ArgumentGroup, settings: type, options: dict[s
     fields = {field.name: field for field in dataclasses.fields(settings)}
     for name, option in options.items():
         if option.flag:
-            group.add_argument(_flag(name), action="store_true", help=option.help)
+            group.add_argument(_flag(name), action="store_true", default=argparse.SUPPRESS, help=option.help)
             continue
         default = fields[name].default if option.default is None else option.default
         text = f"{option.help} (default: {getattr(default, 'value', default)})"
@@ -295,6 +317,7 @@ def _add_options(group: argparse._ArgumentGroup, settings: type, options: dict[s
             type=option.type,
             choices=option.choices,
             metavar=option.metavar,
+            default=argparse.SUPPRESS,
             help=text.replace("%", "%%"),
         )
 
