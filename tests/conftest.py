@@ -19,9 +19,12 @@ REQUIRE_VARIABLE = "SLIPSTREAM_REQUIRE_WEIGHTS"
 USER_CACHE = os.environ.get(CACHE_VARIABLE)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def frozen_modules() -> None:
-    """What was imported and collected before the first test is nobody's leak, and slow to look through each time."""
+@pytest.fixture(scope="module", autouse=True)
+def frozen_before() -> None:
+    """What is alive before the first test of a file is not that file's leak, and slow to look through each time.
+
+    What is not alive is collected first: whatever its end would tell of is told.
+    """
     gc.collect()
     gc.freeze()
 
