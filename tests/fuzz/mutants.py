@@ -7,11 +7,11 @@ tomorrow is left out here the day after, without a line of this file.
 from __future__ import annotations
 
 import ast
-import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -24,6 +24,9 @@ _FOLDER = Path(scheduler.__file__).parent
 _PATCHED_PACKAGES = ("scheduler", "tests.fuzz")
 _NO_PART_OF_A_ROUND = frozenset(("overlap_costs",))
 """Files whose launches are made before there is a request."""
+
+_Place = tuple[list[ast.stmt], int]
+"""A statement, as the list that it stands in and its index there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,23 +41,23 @@ class Mutant:
 def missing_waits() -> list[Mutant]:
     """One mutant for each `stream.wait(...)` of the scheduler, which leaves it out."""
     return [
-        _mutant(path, node, "without", lambda body, index: body.__setitem__(index, ast.Pass()))
-        for path, node in _statements(_is_wait)
+        _mutant(path, place, "without", lambda body, index: body.__setitem__(index, ast.Pass()))
+        for path, place in _statements(_is_wait)
     ]
 
 
 def missing_awaits() -> list[Mutant]:
     """One mutant for each event that the host awaits and reads nothing from, which goes on at once."""
     return [
-        _mutant(path, node, "without", lambda body, index: body.__setitem__(index, ast.Pass()))
-        for path, node in _statements(_is_await)
+        _mutant(path, place, "without", lambda body, index: body.__setitem__(index, ast.Pass()))
+        for path, place in _statements(_is_await)
     ]
 
 
 def early_launches() -> list[Mutant]:
     """One mutant for each wait, or condition with nothing but a wait, that lets the launch behind it go ahead."""
     return [
-        _mutant(path, node, "behind its launch:", _swap_with_launch) for path, node in _statements(_guards_a_launch)
+        _mutant(path, place, "behind its launch:", _swap_with_launch) for path, place in _statements(_guards_a_launch)
     ]
 
 
@@ -148,29 +151,34 @@ def _swap_with_launch(body: list[ast.stmt], index: int) -> None:
     body[index], body[index + 1] = body[index + 1], body[index]
 
 
-def _statements(wanted: Callable[[ast.stmt, ast.stmt | None], bool]) -> Iterator[tuple[Path, ast.stmt]]:
-    """Statements that the pipeline is made of, with their files; streams themselves are the device's affair."""
+def _statements(wanted: Callable[[ast.stmt, ast.stmt | None], bool]) -> Iterator[tuple[Path, int]]:
+    """Files that the pipeline is made of, and places of statements in them; streams are the device's affair."""
     for path in sorted(path for path in _FOLDER.glob("*.py") if path.stem not in _NO_PART_OF_A_ROUND):
-        for body in _bodies(ast.parse(path.read_text())):
-            for index, node in enumerate(body):
-                if wanted(node, body[index + 1] if index + 1 < len(body) else None):
-                    yield path, node
+        for place, (body, index) in enumerate(_places_of(path)):
+            if wanted(body[index], body[index + 1] if index + 1 < len(body) else None):
+                yield path, place
 
 
-def _bodies(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+@cache
+def _places_of(path: Path) -> tuple[_Place, ...]:
+    """Those of a tree that is only looked at."""
+    return tuple(_places(ast.parse(path.read_text())))
+
+
+def _places(tree: ast.AST) -> Iterator[_Place]:
+    """Every statement of a tree, as its list and its index in it; the same order for the same source."""
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
             statements = getattr(node, field, None)
             if isinstance(statements, list):
-                yield statements
+                for index in range(len(statements)):
+                    yield statements, index
 
 
-def _mutant(path: Path, place: ast.stmt, change: str, apply: Callable[[list[ast.stmt], int], None]) -> Mutant:
-    tree = copy.deepcopy(ast.parse(path.read_text()))
-    for body in _bodies(tree):
-        for index, node in enumerate(body):
-            if (node.lineno, node.col_offset, ast.dump(node)) == (place.lineno, place.col_offset, ast.dump(place)):
-                apply(body, index)
-                name = f"scheduler/{path.name}:{place.lineno} {change} {ast.unparse(place).splitlines()[-1].strip()}"
-                return Mutant(name=name, module=f"scheduler.{path.stem}", tree=ast.fix_missing_locations(tree))
-    raise LookupError(f"{path.name} has no such statement at line {place.lineno}")
+def _mutant(path: Path, place: int, change: str, apply: Callable[[list[ast.stmt], int], None]) -> Mutant:
+    tree = ast.parse(path.read_text())
+    body, index = next(islice(_places(tree), place, None))
+    node = body[index]
+    name = f"scheduler/{path.name}:{node.lineno} {change} {ast.unparse(node).splitlines()[-1].strip()}"
+    apply(body, index)
+    return Mutant(name=name, module=f"scheduler.{path.stem}", tree=ast.fix_missing_locations(tree))
