@@ -1,17 +1,19 @@
-"""One timed run of a benchmark, and which run it is compared with.
+"""One timed run of a benchmark, which run it is compared with, and what is said of a peer.
 
-Owns `Run` and the names that say what is compared. Knows nothing of how runs are made.
+Owns `Run`, `PeerRecord` and the names that say what is compared. Knows nothing of how runs are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from profiling.prompts import PromptKind
 
-REFERENCE = "transformers float32"
-REFERENCE_LOOKUP = "transformers float32, prompt lookup"
+OWN = "slipstream"
+REFERENCE = "transformers float32, plain"
+_PLAIN = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +21,7 @@ class Run:
     """One system on one prompt at one temperature."""
 
     system: str
+    """`WHO WEIGHTS, MODE`."""
     threads: int
     temperature: float = 0.0
     kind: PromptKind
@@ -36,11 +39,48 @@ class Run:
     """Longest wait of a task beside it that wanted to run every 10 ms."""
     decision: str = ""
     """What was decided to do, and why, in words."""
+    peak_memory_bytes: int | None = None
+    """Resident in the process that had this system alone, since it began."""
+    idle_cpu_share: float | None = None
+    """Processor time over time that this process took before this run, while others had their turn."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """After the first token."""
+        return 1e3 / self.tpot_ms
+
+
+class PeerState(StrEnum):
+    """What came of a peer."""
+
+    MEASURED = "measured"
+    MISSING = "missing"
+    FAILED = "failed"
+    """At load, or later: then there are runs of it, but not of every prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerRecord:
+    """One system of a peer at one number of threads."""
+
+    system: str
+    threads: int
+    state: PeerState
+    version: str = ""
+    settled: str = ""
+    """The settings that it ran with, in words."""
+    reason: str = ""
+    """Why it was not measured, or not to the end."""
+
+
+def owner_of(system: str) -> str:
+    """Who a system belongs to: this project or a peer."""
+    return system.partition(" ")[0]
 
 
 def plain_of(system: str) -> str:
     """The system that decodes one token a step with the same weights: what a system's speed is told over."""
-    return REFERENCE if system.startswith(REFERENCE) else f"{system.partition(',')[0]}, plain"
+    return f"{system.partition(',')[0]}, {_PLAIN}"
 
 
 def runs_by_system(runs: Sequence[Run]) -> Iterator[dict[str, dict[int, Run]]]:

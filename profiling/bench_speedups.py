@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from profiling.bench_run import REFERENCE, Run, plain_of, runs_by_system
+from profiling.bench_run import Run, plain_of, runs_by_system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def drafts_as_dict(drafts: Mapping[str, tuple[int, int]]) -> dict[str, dict[str,
 
 
 def prompt_speedups(runs: Sequence[Run]) -> list[PromptSpeedup]:
-    """Each run of our own that speculated, beside plain decoding of the same prompt."""
+    """Each run that speculated, our own or a peer's, beside the same runtime's plain decoding of the same prompt."""
     return [
         PromptSpeedup(
             threads=run.threads,
@@ -95,7 +95,7 @@ def prompt_speedups(runs: Sequence[Run]) -> list[PromptSpeedup]:
         )
         for by_system in runs_by_system(runs)
         for system, own in by_system.items()
-        if system != plain_of(system) and not system.startswith(REFERENCE)
+        if system != plain_of(system)
         for plain in (by_system.get(plain_of(system), {}),)
         for prompt, run in own.items()
         if prompt in plain

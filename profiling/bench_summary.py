@@ -1,4 +1,4 @@
-"""Medians of a benchmark: one row for each system on each kind of prompt.
+"""Medians and spread of a benchmark: a row for each system on each kind of prompt, and for each peer that is absent.
 
 Owns the rows and their table. Knows nothing of how runs are made.
 """
@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from profiling.bench_run import REFERENCE, Run, plain_of, runs_by_system
+from profiling.bench_run import REFERENCE, PeerRecord, PeerState, Run, plain_of, runs_by_system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,12 @@ class SummaryRow:
     """Of any single prompt."""
     decision: str = ""
     """What was decided on the last prompt, and why."""
+    tokens_per_s: float = 0.0
+    lowest_tokens_per_s: float = 0.0
+    highest_tokens_per_s: float = 0.0
+    highest_ttft_ms: float = 0.0
+    peak_memory_bytes: int | None = None
+    num_runs: int = 0
 
 
 def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
@@ -42,6 +48,7 @@ def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
 def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]]) -> SummaryRow:
     plain = by_system.get(plain_of(system), {})
     any_run = next(iter(own.values()))
+    rates = [run.tokens_per_s for run in own.values()]
     return SummaryRow(
         threads=any_run.threads,
         temperature=any_run.temperature,
@@ -57,11 +64,20 @@ def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]])
         worst_tick_ms=max((run.worst_tick_ms for run in own.values() if run.worst_tick_ms is not None), default=None),
         lowest_speedup_over_plain=min(_ratios(plain, own), default=None),
         decision=list(own.values())[-1].decision,
+        tokens_per_s=statistics.median(rates),
+        lowest_tokens_per_s=min(rates),
+        highest_tokens_per_s=max(rates),
+        highest_ttft_ms=max(run.ttft_ms for run in own.values()),
+        peak_memory_bytes=max(
+            (run.peak_memory_bytes for run in own.values() if run.peak_memory_bytes is not None), default=None
+        ),
+        num_runs=len(own),
     )
 
 
 def _identical(own: dict[int, Run], plain: dict[int, Run]) -> bool | None:
-    return all(run.token_ids == plain[prompt].token_ids for prompt, run in own.items()) if plain else None
+    paired = [run.token_ids == plain[prompt].token_ids for prompt, run in own.items() if prompt in plain]
+    return all(paired) if paired else None
 
 
 def _ratios(base: dict[int, Run], other: dict[int, Run]) -> list[float]:
@@ -77,10 +93,11 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def format_table(rows: Sequence[SummaryRow]) -> str:
-    """The summary as a person reads it."""
-    columns = ("threads", "temp", "prompts", "system", "ms/token", "x transf.", "x plain", "accepted", "tick ms")
-    layout = "{:>7}  {:>4}  {:8}  {:38}  {:>8}  {:>9}  {:>7}  {:>8}  {:>7}"
+def format_table(rows: Sequence[SummaryRow], records: Sequence[PeerRecord] = ()) -> str:
+    """The summary as a person reads it; peers that were not measured, or not to the end, have a row that says why."""
+    places, speeds = ("threads", "temp", "prompts", "system"), ("tokens/s", "lowest..highest", "ms/token", "first ms")
+    columns = (*places, *speeds, "peak MB", "x transf.", "x plain", "accepted", "tick ms")
+    layout = "{:>7}  {:>4}  {:8}  {:38}  {:>8}  {:>15}  {:>8}  {:>8}  {:>7}  {:>9}  {:>7}  {:>8}  {:>7}"
     lines = [layout.format(*columns)]
     for row in rows:
         line = layout.format(
@@ -88,13 +105,20 @@ def format_table(rows: Sequence[SummaryRow]) -> str:
             f"{row.temperature:g}",
             row.kind,
             row.system,
+            f"{row.tokens_per_s:.1f}",
+            f"{row.lowest_tokens_per_s:.1f}..{row.highest_tokens_per_s:.1f}",
             _number(row.tpot_ms),
+            f"{row.ttft_ms:.0f}",
+            "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 1e6:.0f}",
             _number(row.speedup_over_transformers),
             _number(row.speedup_over_plain),
             _number(row.acceptance_rate),
             "-" if row.worst_tick_ms is None else f"{row.worst_tick_ms:.1f}",
         )
         lines.append(line + ("  TOKENS DIFFER" if row.identical_to_plain is False else ""))
+    for record in records:
+        if record.state is not PeerState.MEASURED:
+            lines.append(f"{record.threads:>7}  {'-':>4}  {'-':8}  {record.system:38}  {record.state}: {record.reason}")
     return "\n".join(lines)
 
 

@@ -1,30 +1,20 @@
 """The same weights in transformers, to measure against.
 
-Owns how a checkpoint becomes a transformers model and how one generation of it is timed. Knows nothing of this
-project's own decoding.
+Owns how a checkpoint becomes a transformers model, and that model's first layers an assistant. Knows nothing of this
+project's own decoding, nor of how it is timed.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import copy
+from typing import TYPE_CHECKING
 
-import torch
+from torch import nn
 
 from models import Checkpoint, Family, RopeScaling, UnsupportedModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReferenceRun:
-    """One timed generation."""
-
-    token_ids: tuple[int, ...]
-    ttft_ms: float
-    tpot_ms: float
 
 
 def reference_model(checkpoint: Checkpoint) -> PreTrainedModel:
@@ -60,53 +50,36 @@ def reference_model(checkpoint: Checkpoint) -> PreTrainedModel:
             pad_token_id=None,
         )
     )
-    tensors = {name: checkpoint.tensor(name).float() for name in model.state_dict() if checkpoint.has(name)}
-    missing, _ = model.load_state_dict(tensors, strict=False)
-    if set(missing) - {"lm_head.weight"}:
+    missing = []
+    # One tensor at a time: no more memory than the model itself takes.
+    for name, parameter in model.state_dict().items():
+        if checkpoint.has(name):
+            parameter.copy_(checkpoint.tensor(name))
+        elif name != "lm_head.weight":
+            missing.append(name)
+    if missing:
         raise UnsupportedModelError(f"the checkpoint lacks {sorted(missing)[0]}, which transformers needs")
     model.tie_weights()
     return model.eval()
 
 
-class _Clock:
-    """A transformers streamer that notes when tokens come, and how many at a time."""
+def first_layers(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """A model of the first layers of a `reference_model`, with its embedding, final norm and head: the same modules.
 
-    def __init__(self) -> None:
-        self.times: list[float] = []
-        self.num_tokens: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-        self.num_tokens.append(value.numel())
-
-    def end(self) -> None:
-        pass
-
-
-def run_reference(
-    model: Any, prompt_ids: list[int], *, threads: int, max_tokens: int, lookup_tokens: int | None
-) -> ReferenceRun:
-    """Greedy `generate`, plain or with transformers' own prompt lookup; exactly `max_tokens` tokens."""
-    torch.set_num_threads(threads)
-    clock = _Clock()
-    options: dict[str, Any] = {} if lookup_tokens is None else {"prompt_lookup_num_tokens": lookup_tokens}
-    ids = torch.tensor([prompt_ids])
-    started = time.perf_counter()
-    output = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_tokens,
-        min_new_tokens=max_tokens,
-        do_sample=False,
-        streamer=clock,
-        **options,
-    )
-    # The streamer is given the prompt first. The tokens of the first step came with the prompt's reading; as with our
-    # own runs, they do not count as decoded in the time after it.
-    first = clock.times[1]
-    token_ids = tuple(output[0, len(prompt_ids) :].tolist())
-    return ReferenceRun(
-        token_ids=token_ids,
-        ttft_ms=(first - started) * 1e3,
-        tpot_ms=(clock.times[-1] - first) * 1e3 / max(1, len(token_ids) - clock.num_tokens[1]),
-    )
+    Raises:
+        ValueError: if the model has no more layers than that.
+    """
+    num_there = len(model.model.layers)
+    if not 1 <= num_layers < num_there:
+        raise ValueError(f"num_layers must be 1 to {num_there - 1}, the model's but one, got {num_layers}")
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = num_layers
+    shorter = copy.copy(model)
+    # A copy of a module shares its table of parts with the original; these two get tables of their own.
+    shorter._modules = dict(model._modules)
+    shorter.model = copy.copy(model.model)
+    shorter.model._modules = dict(model.model._modules)
+    shorter.model.layers = nn.ModuleList(model.model.layers[:num_layers])
+    shorter.config = shorter.model.config = config
+    shorter.generation_config = copy.deepcopy(model.generation_config)
+    return shorter

@@ -12,16 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import WeightKind
+from models import CheckpointError, WeightKind
 from profiling import bench
-from profiling.bench import Settings, System, Turn, main, measure
-from profiling.bench_run import REFERENCE, REFERENCE_LOOKUP, Run
+from profiling.bench import main, measure
+from profiling.bench_options import BenchSettings, DraftChoice
+from profiling.bench_run import REFERENCE, PeerRecord, PeerState, Run
+from profiling.bench_sources import Assistant, check_sources
 from profiling.bench_summary import SummaryRow, format_table, summarise
-from profiling.prompts import PromptKind, bench_prompts
+from profiling.bench_systems import WARM_UP, LineUp, System, Turn
+from profiling.peers.process import PeerLostError
+from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
+from tests.support.tiny_checkpoint import write_tiny_folder
 
 PLAIN = "slipstream float16, plain"
 SPECULATION = "slipstream float16, sequential"
-SETTINGS = Settings(threads=(1, 2), weights=(WeightKind.FLOAT16,), num_prompts=2, max_tokens=4, with_transformers=False)
+REFERENCE_LOOKUP = "transformers float32, prompt lookup 10"
+SETTINGS = BenchSettings(threads=(1, 2), weights=(WeightKind.FLOAT16,), num_prompts=2, max_tokens=4)
+ASSISTANT = Assistant(draft=None, num_layers=1)
 
 
 @pytest.fixture
@@ -138,55 +145,103 @@ def test_the_table_has_a_line_for_each_row_and_dashes_for_what_is_unknown() -> N
         summarise([*planted(PLAIN, [10, 20, 12]), *planted(SPECULATION, [5, 20, 4], acceptance=[0.5, None, 0.75])])
     ).splitlines()
     assert header.split()[:4] == ["threads", "temp", "prompts", "system"]
-    assert plain.split() == ["1", "0", "code", *PLAIN.split(), "12.00", "-", "1.00", "-", "-"]
-    assert speculation.split() == ["1", "0", "code", *SPECULATION.split(), "5.00", "-", "2.00", "0.62", "-"]
+    plain_speeds = ["83.3", "50.0..100.0", "12.00", "1200", "-"]
+    assert plain.split() == ["1", "0", "code", *PLAIN.split(), *plain_speeds, "-", "1.00", "-", "-"]
+    speeds = ["200.0", "50.0..250.0", "5.00", "500", "-"]
+    assert speculation.split() == ["1", "0", "code", *SPECULATION.split(), *speeds, "-", "2.00", "0.62", "-"]
     assert len({len(line) for line in (header, plain, speculation)}) == 1
 
 
-def told_systems(asked: list[tuple[int, str, Turn]], names: str, *, greedy_only: str = "") -> object:
-    """What stands for systems that note what they are asked."""
+def test_a_peer_that_was_not_measured_is_a_row_that_says_why() -> None:
+    records = [
+        PeerRecord(system="a Q4_1, plain", threads=1, state=PeerState.MEASURED, settled="as it is"),
+        PeerRecord(system="b Q4_1, plain", threads=2, state=PeerState.MISSING, reason="b is not installed"),
+        PeerRecord(system="c Q4_1, plain", threads=1, state=PeerState.FAILED, reason="it fell over"),
+    ]
+    _, _, missing, failed = format_table(summarise(planted(PLAIN, [10])), records).splitlines()
+    assert missing.split() == ["2", "-", "-", "b", "Q4_1,", "plain", "missing:", "b", "is", "not", "installed"]
+    assert failed.endswith("failed: it fell over")
 
-    def system(name: str, threads: int) -> System:
+
+def test_memory_is_the_most_of_all_runs() -> None:
+    runs = [
+        replace(run, peak_memory_bytes=memory)
+        for run, memory in zip(planted(PLAIN, [1, 1, 1]), (5, 7, None), strict=True)
+    ]
+    (row,) = summarise(runs)
+    assert row.peak_memory_bytes == 7
+    assert (row.num_runs, row.highest_ttft_ms) == (3, 100)
+
+
+class ToldSystems:
+    """What stands for loaded systems: notes what they are asked; some are lost at some point."""
+
+    def __init__(self, names: str, *, greedy_only: str = "", lost_after: dict[str, int] | None = None) -> None:
+        self.asked: list[tuple[int, str, Turn]] = []
+        self._names, self._greedy_only, self._lost_after = names, greedy_only, lost_after or {}
+
+    async def line_up(
+        self,
+        settings: BenchSettings,
+        threads: int,
+        assistant: Assistant,
+        prompts: Sequence[BenchPrompt],
+        stack: AsyncExitStack,
+    ) -> LineUp:
+        assert len(prompts) == len(PromptKind) * settings.num_prompts
+        records = [PeerRecord(system=name, threads=threads, state=PeerState.MEASURED) for name in self._greedy_only]
+        return LineUp(systems=[self._system(name, threads) for name in self._names], records=records)
+
+    def _system(self, name: str, threads: int) -> System:
         async def run(turn: Turn) -> Run:
-            asked.append((threads, name, turn))
+            if [called for _, called, _ in self.asked].count(name) == self._lost_after.get(name):
+                raise PeerLostError(f"{name} fell over")
+            self.asked.append((threads, name, turn))
             return replace(planted(name, [1], kind=turn.prompt.kind, threads=threads)[0], prompt=turn.index)
 
-        return System(name=name, run=run, greedy_only=name in greedy_only)
-
-    async def systems(settings: Settings, threads: int, stack: AsyncExitStack) -> list[System]:
-        return [system(name, threads) for name in names]
-
-    return systems
+        return System(name=name, run=run, greedy_only=name in self._greedy_only)
 
 
 def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each prompt is read by all systems before the next one, and none is timed on the prompt that warms up."""
-    asked: list[tuple[int, str, Turn]] = []
-    monkeypatch.setattr(bench, "_systems", told_systems(asked, "ab"))
-    runs = asyncio.run(measure(SETTINGS))
+    told = ToldSystems("ab")
+    monkeypatch.setattr(bench, "line_up", told.line_up)
+    runs = asyncio.run(measure(SETTINGS, ASSISTANT)).runs
     prompts = [prompt for kind in PromptKind for prompt in bench_prompts(kind)[:2]]
-    for threads, calls in ((1, asked[:14]), (2, asked[14:])):
+    for threads, calls in ((1, told.asked[:14]), (2, told.asked[14:])):
         assert [name for _, name, _ in calls] == list("ab" + "abba" * 3)
         assert {called for called, _, _ in calls} == {threads}
-        assert not any(turn.prompt in prompts for _, _, turn in calls[:2])
+        assert [turn.prompt for _, _, turn in calls[:2]] == [WARM_UP, WARM_UP]
         assert [turn.prompt for _, _, turn in calls[2:]] == [prompt for prompt in prompts for _ in "ab"]
         assert {turn.temperature for _, _, turn in calls} == {0}
+    assert WARM_UP not in prompts
     assert len(runs) == 24
     assert [(run.kind, run.prompt) for run in runs[:12:2]] == [(kind, index) for kind in PromptKind for index in (0, 1)]
 
 
 def test_every_prompt_is_answered_once_at_each_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one seed for all systems; each is first as often as the others at either temperature."""
-    asked: list[tuple[int, str, Turn]] = []
-    monkeypatch.setattr(bench, "_systems", told_systems(asked, "abc", greedy_only="c"))
-    asyncio.run(measure(replace(SETTINGS, threads=(1,), temperatures=(0.0, 0.8))))
-    timed = [(name, turn) for _, name, turn in asked[3:]]
+    told = ToldSystems("abc", greedy_only="c")
+    monkeypatch.setattr(bench, "line_up", told.line_up)
+    asyncio.run(measure(replace(SETTINGS, threads=(1,), temperatures=(0.0, 0.8)), ASSISTANT))
+    timed = [(name, turn) for _, name, turn in told.asked[3:]]
     assert "".join(name for name, _ in timed) == "abcbabcaabcabbaabcabbcabacabab"
     keys = [(name, turn.prompt.messages[0]["content"], turn.temperature) for name, turn in timed]
     assert len(set(keys)) == len(keys) == 6 * (3 + 2)
     seeds = {(turn.prompt.messages[0]["content"], turn.seed) for _, turn in timed}
     assert len(seeds) == len({seed for _, seed in seeds}) == 6
     assert {turn.temperature for name, turn in timed if name == "c"} == {0}
+
+
+def test_a_peer_that_is_lost_is_asked_nothing_more_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ToldSystems("abc", greedy_only="bc", lost_after={"b": 3, "c": 0})
+    monkeypatch.setattr(bench, "line_up", told.line_up)
+    measured = asyncio.run(measure(replace(SETTINGS, threads=(1,)), ASSISTANT))
+    assert [sum(run.system == name for run in measured.runs) for name in "abc"] == [6, 2, 0]
+    assert [(record.system, record.state, record.reason) for record in measured.records] == [
+        ("b", PeerState.FAILED, "b fell over"),
+        ("c", PeerState.FAILED, "c fell over"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -207,6 +262,12 @@ def test_every_prompt_is_answered_once_at_each_temperature(monkeypatch: pytest.M
         ["--drafts", "auto,ngram"],
         ["--drafts"],
         ["--temperatures", "0.8"],
+        ["--peers", "vllm"],
+        ["--peers"],
+        ["--peers", "openvino", "--no-peers"],
+        ["--lookup-tokens", "0"],
+        ["--lookup-tokens", "10", "33"],
+        ["--modes", "fast"],
         ["--temperatures", "0", "-1"],
         ["--temperatures", "0", "nan"],
         ["--out-dir", "README.md/plots"],
@@ -225,6 +286,41 @@ def test_bad_arguments_end_before_anything_is_loaded(
     assert "error:" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("drafts", "said"),
+    [
+        (["no/such/model"], "does not exist"),
+        (["ngram", "ngram,no/such.gguf"], "does not exist"),
+        (["early-exit:2"], "fewer layers than the target's 2"),
+    ],
+)
+def test_drafts_that_cannot_be_had_end_it_before_anything_is_loaded(
+    drafts: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delattr(bench, "measure")
+    target = write_tiny_folder(tmp_path / "target")
+    with pytest.raises((SystemExit, CheckpointError)) as ended:
+        main(["--target", str(target), "--rounds", "0", "--drafts", *drafts])
+    assert said in f"{ended.value} {capsys.readouterr().err}"
+
+
+def test_peers_are_assisted_by_our_own_draft_where_they_can_read_it(tmp_path: Path) -> None:
+    target = str(write_tiny_folder(tmp_path / "target", num_hidden_layers=6))
+    other = str(write_tiny_folder(tmp_path / "draft", seed=8))
+
+    def assistant(*sources: str) -> Assistant:
+        settings = replace(SETTINGS, target=target, drafts=(DraftChoice(label="some", sources=sources),))
+        return check_sources(settings)
+
+    assert assistant("ngram", other) == Assistant(draft=other, num_layers=1)
+    assert assistant("early-exit:4") == Assistant(draft=None, num_layers=4)
+    assert assistant("ngram") == Assistant(draft=None, num_layers=1)
+
+
 def test_there_are_as_many_prompts_as_may_be_asked_for_and_none_twice() -> None:
     texts = [prompt.messages[0]["content"] for kind in PromptKind for prompt in bench_prompts(kind)]
     assert [len(bench_prompts(kind)) for kind in PromptKind] == [6, 6, 6]
@@ -239,7 +335,7 @@ def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """Whole, but with float32 weights, which every machine has; how fast it is nobody asks here."""
     out = tmp_path / "bench.json"
     settings = ["--threads", "1", "--weights", "float32", "--prompts", "1", "--max-tokens", "10", "--rounds", "20"]
-    assert main([*settings, "--no-transformers", "--out", str(out)]) == 0
+    assert main([*settings, "--no-peers", "--out", str(out)]) == 0
     *table, last = capsys.readouterr().out.splitlines()
     report = json.loads(last)
     assert json.loads(out.read_text()) == report

@@ -14,7 +14,7 @@ from models import DraftDesign, DraftTarget, MissingDependencyError, open_checkp
 from profiling import bench
 from profiling.bench import main
 from profiling.bench_plot import write_plot
-from profiling.bench_run import REFERENCE, REFERENCE_LOOKUP, Run
+from profiling.bench_run import REFERENCE, Run
 from profiling.bench_speedups import format_speedups, prompt_speedups, summarise_speedups
 from profiling.bench_summary import summarise
 from profiling.prompts import BenchPrompt, PromptKind
@@ -45,7 +45,7 @@ def four_pairs() -> list[Run]:
 
 
 def test_each_prompt_is_compared_with_its_own_plain_run_at_its_own_temperature() -> None:
-    speedups = prompt_speedups([*four_pairs(), run(REFERENCE, 50), run(REFERENCE_LOOKUP, 40)])
+    speedups = prompt_speedups([*four_pairs(), run(REFERENCE, 50)])
     assert [(one.temperature, one.kind, one.prompt, one.speedup) for one in speedups] == [
         (0, "code", 0, 2),
         (0, "code", 1, 0.8),
@@ -55,6 +55,12 @@ def test_each_prompt_is_compared_with_its_own_plain_run_at_its_own_temperature()
     assert {one.system for one in speedups} == {AUTO}
     assert all(one.identical_to_plain for one in speedups)
     assert [row.speedup_over_plain for row in summarise(four_pairs()) if row.system == AUTO] == [1.4, 2.5, 1]
+
+
+def test_a_peers_speculation_is_told_over_its_own_plain_decoding() -> None:
+    lookup = REFERENCE.replace("plain", "prompt lookup 10")
+    (one,) = prompt_speedups([run(PLAIN, 10), run(REFERENCE, 50), run(lookup, 40, token_ids=(0, 8))])
+    assert (one.system, one.speedup, one.identical_to_plain) == (lookup, 1.25, False)
 
 
 def test_medians_and_lowest_values_by_kind_and_over_all() -> None:
@@ -142,7 +148,7 @@ def test_drafts_are_compared_at_two_temperatures(
     with open_checkpoint(target) as checkpoint:
         draft = write_random_draft(tmp_path / "small", DraftTarget.of(checkpoint), DraftDesign.FEATURE)
     arguments = ["--target", str(target), "--threads", "1", "--weights", "float32", "--prompts", "1"]
-    arguments += ["--max-tokens", "24", "--rounds", "0", "--no-transformers", "--temperatures", "0", "0.8"]
+    arguments += ["--max-tokens", "24", "--rounds", "0", "--no-peers", "--temperatures", "0", "0.8"]
     arguments += ["--drafts", f"ngram,{draft}", "ngram", str(draft), "--out-dir", str(tmp_path / "out")]
     assert main(arguments) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -1,0 +1,63 @@
+"""llama.cpp through llama-cpp-python: the same GGUF file, plain and with its own prompt lookup.
+
+Owns how it is set up and asked. Knows nothing of processes. Its documentation (README, "Speculative Decoding") proposes
+ten tokens at once, and two on a machine without a GPU; a benchmark measures both.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any
+
+from profiling.peers.peer import Peer, PeerAnswer, PeerMode, PeerRefusal, PeerSettings, TokenClock, need_gguf
+
+DISTRIBUTION = "llama-cpp-python"
+_BATCH_TOKENS = 512
+
+
+class LlamaCppPeer(Peer):
+    """One `Llama`."""
+
+    def __init__(self, settings: PeerSettings) -> None:
+        """Load the model.
+
+        Raises:
+            ImportError: if llama-cpp-python is not installed.
+            PeerRefusal: if the target is no GGUF file, or a draft model is asked for.
+        """
+        from llama_cpp import Llama
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+        if settings.mode is PeerMode.ASSISTED:
+            raise PeerRefusal(f"{DISTRIBUTION} takes no draft model")
+        path = need_gguf(settings, "llama.cpp", "convert it with llama.cpp's convert_hf_to_gguf.py")
+        lookup = None
+        if settings.mode is PeerMode.PROMPT_LOOKUP:
+            lookup = LlamaPromptLookupDecoding(num_pred_tokens=settings.lookup_tokens)
+        self._llama: Any = Llama(
+            path,
+            n_ctx=settings.context_length,
+            n_batch=_BATCH_TOKENS,
+            n_ubatch=_BATCH_TOKENS,
+            n_threads=settings.threads,
+            # Its default for the reading of the prompt is all cores.
+            n_threads_batch=settings.threads,
+            draft_model=lookup,
+            verbose=False,
+        )
+        self.version = importlib.metadata.version(DISTRIBUTION)
+        self.settled = f"n_batch {_BATCH_TOKENS}, mmap" + (
+            "" if lookup is None else f", {settings.lookup_tokens} tokens looked up by n-grams of at most 2"
+        )
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> PeerAnswer:
+        """Write exactly `max_tokens` tokens; see `Peer`."""
+        # Else it would reuse what the prompt has in common with the last one.
+        self._llama.reset()
+        clock = TokenClock()
+        tokens = self._llama.generate(list(prompt_ids), temp=0.0, repeat_penalty=1.0)
+        for _, token in zip(range(max_tokens), tokens, strict=False):
+            clock.take([int(token)])
+        tokens.close()
+        return clock.answer(max_tokens)

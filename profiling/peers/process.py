@@ -1,0 +1,139 @@
+"""A peer's process, as the benchmark holds it.
+
+Owns its start, its questions, its death and its end. Knows nothing of what is measured. One process for one system:
+peak memory and thread pools are that system's alone, and when it dies nothing else does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import profiling
+from profiling.peers.peer import PeerAnswer, PeerSettings
+
+PATIENCE_S = 600.0
+"""After this long without an answer a peer is taken to hang."""
+_LONGEST_LINE_BYTES = 1 << 24
+_ENDING_S = 10.0
+_ROOT = Path(profiling.__file__).parents[1]
+
+
+class PeerLostError(Exception):
+    """A peer is not there, or no longer; the message is the reason, in words for a table."""
+
+
+class PeerMissingError(PeerLostError):
+    """A peer's library is not installed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessAnswer(PeerAnswer):
+    """An answer, and what it took of the process."""
+
+    peak_memory_bytes: int | None
+    """Resident, since the process began."""
+    idle_cpu_share: float | None
+    """Processor time over time while it waited for this question; None where it hardly waited."""
+
+
+class PeerProcess:
+    """One loaded peer."""
+
+    def __init__(self, process: asyncio.subprocess.Process, errors: Any) -> None:
+        self._process = process
+        self._errors = errors
+        self.version = ""
+        self.settled = ""
+
+    @classmethod
+    async def start(cls, settings: PeerSettings, *, patience_s: float = PATIENCE_S) -> Self:
+        """Start a process and load the peer in it.
+
+        Raises:
+            PeerMissingError: if its library is not installed.
+            PeerLostError: if it cannot be loaded.
+        """
+        paths = [path for path in (os.environ.get("PYTHONPATH"), str(_ROOT)) if path]
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "profiling.peers.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            limit=_LONGEST_LINE_BYTES,
+        )
+        started = cls(process, errors)
+        try:
+            reply = await started._ask(asdict(settings), patience_s)
+        except BaseException:
+            await started.close()
+            raise
+        started.version, started.settled = str(reply["version"]), str(reply["settled"])
+        return started
+
+    async def answer(
+        self, prompt_ids: Sequence[int], max_tokens: int, *, patience_s: float = PATIENCE_S
+    ) -> ProcessAnswer:
+        """Have one prompt answered.
+
+        Raises:
+            PeerLostError: if the peer fails, dies or hangs; it can be asked nothing more.
+        """
+        reply = await self._ask({"prompt_ids": list(prompt_ids), "max_tokens": max_tokens}, patience_s)
+        return ProcessAnswer(**{**reply, "token_ids": tuple(reply["token_ids"])})
+
+    async def close(self) -> None:
+        """End the process, and wait until it has ended. Idempotent."""
+        process = self._process
+        if process.stdin is not None and not process.stdin.is_closing():
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), _ENDING_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        finally:
+            self._errors.close()
+
+    async def _ask(self, message: dict[str, Any], patience_s: float) -> dict[str, Any]:
+        process = self._process
+        assert process.stdin is not None  # both were asked for
+        assert process.stdout is not None
+        line = b""
+        try:
+            # Where it has died, what is written may be refused, and there is no answer to read.
+            with contextlib.suppress(ConnectionError):
+                process.stdin.write(json.dumps(message).encode() + b"\n")
+                await process.stdin.drain()
+                line = await asyncio.wait_for(process.stdout.readline(), patience_s)
+        except TimeoutError:
+            process.kill()
+            raise PeerLostError(f"gave no answer within {patience_s:g} s") from None
+        if not line.endswith(b"\n"):
+            raise PeerLostError(await self._last_words())
+        reply: dict[str, Any] = json.loads(line)
+        if "missing" in reply:
+            raise PeerMissingError(str(reply["reason"]))
+        if "failed" in reply:
+            raise PeerLostError(" ".join(str(reply["failed"]).split()))
+        return reply
+
+    async def _last_words(self) -> str:
+        status = await self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        ended = f"signal {-status}" if status < 0 else f"exit status {status}"
+        return f"its process ended with {ended}" + (f": {said}" if said else "")
