@@ -214,6 +214,10 @@ class Decoder:
         """Bytes of all weights."""
         return self._weights.num_bytes
 
+    def num_read_bytes(self, num_positions: int) -> int:
+        """Bytes that a call reads: all weights, of the embedding a few rows only, and so many positions of a cache."""
+        return self._weights.num_read_bytes(self.config, num_positions)
+
     def new_cache(self, capacity: int) -> KeyValueCache:
         """An empty cache for one sequence of at most `capacity` tokens.
 

@@ -109,6 +109,13 @@ class DecoderWeights:
         layer_bytes = sum(layer.num_bytes for layer in self.layers)
         return self.embedding_VE.nbytes + layer_bytes + self.final_norm_E.nbytes + head_bytes
 
+    def num_read_bytes(self, config: ModelConfig, num_positions: int) -> int:
+        """Bytes that a call reads: everything but the embedding, of which it reads a few rows, and a cache's start."""
+        layer_bytes = sum(layer.num_bytes for layer in self.layers)
+        num_cached = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_positions
+        cached_bytes = num_cached * self.key_value_dtype.itemsize
+        return layer_bytes + self.final_norm_E.nbytes + self.head.num_bytes + cached_bytes
+
 
 def key_value_dtype(kinds: MatrixKinds) -> torch.dtype:
     """Bfloat16 where the matrices before and after attention are: the one has rounded to it, the other will."""
