@@ -7,13 +7,17 @@ Owns the socket and the thread that answers on it. Knows nothing of what is answ
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from socketserver import ThreadingMixIn
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from runtime.prometheus import DEFAULT_PREFIX, MetricsCollector
 from scheduler import check_integer
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 LOCALHOST = "127.0.0.1"
 MAX_PORT = 65535
@@ -48,7 +52,7 @@ class MetricsServer:
         registry = CollectorRegistry()
         registry.register(self.collector)
         try:
-            self._server = make_server(address, port, make_wsgi_app(registry), _Server, _QuietHandler)
+            self._server = make_server(address, port, _in_plain_text(make_wsgi_app(registry)), _Server, _QuietHandler)
         except OSError as error:
             raise OSError(
                 f"metrics cannot be served on {address}:{port}: {error.strerror or error}; "
@@ -78,6 +82,18 @@ class MetricsServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _in_plain_text(application: WSGIApplication) -> WSGIApplication:
+    """The same answers in Prometheus' own text format, whatever is asked for.
+
+    Into the OpenMetrics format, which Prometheus prefers, the client writes `vllm_` where a name begins with `vllm:`.
+    """
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return application({**environ, "HTTP_ACCEPT": "text/plain"}, start_response)
+
+    return answer
 
 
 class _Server(ThreadingMixIn, WSGIServer):
