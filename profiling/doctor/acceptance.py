@@ -14,6 +14,8 @@ from runtime import Metrics, Mode
 
 LEAST_ACCEPTANCE = 0.4
 """Accepted share of the proposed tokens; what a runtime warns below as well."""
+_LEAST_PROPOSED = 16
+"""Tokens of a kind, of which fewer tell nothing."""
 
 
 async def check_acceptance(pair: LoadedPair) -> Finding:
@@ -31,7 +33,7 @@ async def check_acceptance(pair: LoadedPair) -> Finding:
     rates = {kind: accepted / proposed for kind, (proposed, accepted) in totals.items() if proposed}
     if not rates:
         raise CannotTell("the draft model proposed nothing, as look-ups promised more")
-    low = [kind.value for kind, rate in rates.items() if rate < LEAST_ACCEPTANCE]
+    low = [kind.value for kind, rate in rates.items() if rate < LEAST_ACCEPTANCE and totals[kind][0] >= _LEAST_PROPOSED]
     words = ", ".join(f"{kind.value} {rate:.0%} of {totals[kind][0]}" for kind, rate in rates.items())
     return Finding(
         verdict=Verdict.WARN if low else Verdict.OK,

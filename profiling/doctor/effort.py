@@ -31,8 +31,8 @@ class Effort:
 QUICK = Effort(
     num_prompts=1,
     num_drawn_prompts=1,
-    max_tokens=32,
-    num_memory_tokens=96,
+    max_tokens=28,
+    num_memory_tokens=64,
     num_draws=40,
     num_step_runs=5,
     num_idle_ticks=20,

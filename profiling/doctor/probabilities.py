@@ -111,18 +111,28 @@ def law_faults(
                 torch.stack([law.apply(row_V, history).probabilities_V() for row_V in scale(rows_RV)])
                 for rows_RV in (target_RV, draft_RV)
             )
-            if p_RV.dtype is not torch.float32 or q_RV.dtype is not torch.float32:
-                yield f"probabilities are {str(p_RV.dtype).removeprefix('torch.')} {where}"
-            if not bool(p_RV.isfinite().all() and q_RV.isfinite().all()):
-                yield f"probabilities are not finite {where}"
-            elif float((p_RV.float().sum(-1) - 1).abs().max()) > _LOOSE_SUM:
-                yield f"probabilities do not add up to 1 {where}"
+            fault = _probability_fault(p_RV, q_RV)
+            if fault is not None:
+                yield f"{fault} {where}"
+                # Nothing can be judged by such probabilities.
+                continue
             proposed = tuple(int(token_id) for token_id in q_RV.argmax(-1)[: len(target_RV) - 1])
             proposal = Proposal(token_ids=proposed, probabilities=tuple(q_RV[: len(proposed)]))
             verdict = judge(law, scale(target_RV), history, proposal)
             counts = (verdict.num_accepted, len(proposed), len(verdict.token_ids))
             if not 0 <= counts[0] <= counts[1] or counts[2] != counts[0] + 1:
                 yield f"{counts[0]} of {counts[1]} proposals gave {counts[2]} tokens {where}"
+
+
+def _probability_fault(*tables_RV: torch.Tensor) -> str | None:
+    for table_RV in tables_RV:
+        if table_RV.dtype is not torch.float32:
+            return f"probabilities are {str(table_RV.dtype).removeprefix('torch.')}"
+        if not bool(table_RV.isfinite().all()):
+            return "probabilities are not finite"
+        if float((table_RV.sum(-1) - 1).abs().max()) > _LOOSE_SUM:
+            return "probabilities do not add up to 1"
+    return None
 
 
 async def _answer_faults(pair: LoadedPair, prompt_ids: tuple[int, ...]) -> list[str]:

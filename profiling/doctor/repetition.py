@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from profiling.doctor.check import CannotTell, Finding, Verdict
 from profiling.doctor.loaded_pair import LoadedPair
+from profiling.doctor.trials import Turn
 
 _RUN = 4
 _LEAST_DISTINCT = 0.6
@@ -27,9 +28,18 @@ def distinct_share(token_ids: Sequence[int]) -> float | None:
 
 
 async def check_repetition(pair: LoadedPair) -> Finding:
-    """The most repetitive plain answer, and the most repetitive speculative one."""
+    """The answers in every mode."""
+    return judge_repetition(await pair.trials())
+
+
+def judge_repetition(turns: Sequence[Turn]) -> Finding:
+    """The verdict on the most repetitive answer, plain or speculative.
+
+    Raises:
+        CannotTell: if all answers are too short.
+    """
     rows = []
-    for turn in await pair.trials():
+    for turn in turns:
         plain = distinct_share(turn.plain.token_ids)
         others = [share for one in turn.speculative.values() if (share := distinct_share(one.token_ids)) is not None]
         if plain is not None:
