@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from scheduler import Distribution, Proposal, SamplingLaw, SamplingSettings, TokenHistory, Verdict, Verification
-from scheduler.noise import Purpose, uniform
+from scheduler.noise import Purpose
 from scheduler.verify import judge
 from tests.support.reference_law import joint_law
 from tests.support.sampled_law import DrawnRounds, Propose, Rule, draw_proposal
-from tests.support.statistics import frequencies, total_variation
+from tests.support.statistics import total_variation
 from tests.support.table_model import TableModel
 
 VOCAB = 4
@@ -24,18 +24,8 @@ TARGET = TableModel(vocab_size=VOCAB, order=2, seed=11, sharpness=0.8)
 DRAFT = TableModel(vocab_size=VOCAB, order=2, seed=12, sharpness=0.8)
 
 
-def distance(
-    patch: pytest.MonkeyPatch,
-    settings: SamplingSettings,
-    *,
-    num_runs: int,
-    num_tokens: int,
-    propose: Propose = draw_proposal,
-    rule: Rule = judge,
-) -> float:
-    """Total variation between what was drawn and one-token decoding."""
-    rounds = DrawnRounds(
-        patch,
+def new_rounds(settings: SamplingSettings, *, num_runs: int, num_tokens: int) -> DrawnRounds:
+    return DrawnRounds(
         settings=settings,
         target=TARGET.logits_after,
         draft=DRAFT.logits_after,
@@ -45,29 +35,50 @@ def distance(
         num_tokens=num_tokens,
         gamma=num_tokens,
     )
+
+
+def distance(
+    settings: SamplingSettings,
+    *,
+    num_runs: int,
+    num_tokens: int,
+    propose: Propose = draw_proposal,
+    rule: Rule = judge,
+) -> float:
+    """Total variation between what was drawn and one-token decoding."""
+    rounds = new_rounds(settings, num_runs=num_runs, num_tokens=num_tokens)
     wanted = joint_law(
         lambda ids: TARGET.logits_after(ids).double().numpy(), settings, prompt_ids=PROMPT, num_tokens=num_tokens
     )
-    return total_variation(frequencies(rounds.outputs(propose, rule)), wanted)
+    return total_variation(rounds.frequencies(propose, rule), wanted)
 
 
 def settings_of(**options: float) -> SamplingSettings:
     return SamplingSettings(**{"temperature": 1.0, "verification": Verification.REJECTION, **options})
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_first_token_over_200_000_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert distance(monkeypatch, settings_of(), num_runs=200_000, num_tokens=1) < 0.003
+FILTERED = settings_of(top_k=3, min_p=0.05, presence_penalty=0.5, temperature=1.2)
 
 
-def test_first_two_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert distance(monkeypatch, settings_of(), num_runs=20_000, num_tokens=2) < 0.015
+@pytest.mark.parametrize("settings", [settings_of(), FILTERED], ids=["plain", "filtered"])
+def test_runs_that_are_played_together_draw_what_they_would_alone(settings: SamplingSettings) -> None:
+    rounds = new_rounds(settings, num_runs=300, num_tokens=2)
+    together = rounds.runs_by_output(draw_proposal)
+    assert sum(map(len, together.values())) == 300
+    for output, runs in together.items():
+        assert {rounds.output_alone(run, draw_proposal) for run in runs.tolist()} == {output}
 
 
-def test_first_two_tokens_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = settings_of(top_k=3, min_p=0.05, presence_penalty=0.5, temperature=1.2)
-    assert distance(monkeypatch, settings, num_runs=20_000, num_tokens=2) < 0.015
+def test_first_token_over_200_000_draws() -> None:
+    assert distance(settings_of(), num_runs=200_000, num_tokens=1) < 0.003
+
+
+def test_first_two_tokens() -> None:
+    assert distance(settings_of(), num_runs=20_000, num_tokens=2) < 0.015
+
+
+def test_first_two_tokens_filtered() -> None:
+    assert distance(FILTERED, num_runs=20_000, num_tokens=2) < 0.015
 
 
 def argmax_proposal(rounds: DrawnRounds, seed: int, history: TokenHistory) -> Proposal:
@@ -89,8 +100,9 @@ def top_two_proposal(rounds: DrawnRounds, seed: int, history: TokenHistory) -> P
 def inverse_proposal(rounds: DrawnRounds, seed: int, history: TokenHistory) -> Proposal:
     """Draws by inverting the distribution function at the very uniform that will judge the token."""
     probabilities_V = rounds.draft_distribution(history, ()).probabilities_V()
-    share = uniform(seed, history.length, Purpose.ACCEPT)
-    token_id = min(int((probabilities_V.cumsum(0) <= share).sum()), VOCAB - 1)
+    shares_N = rounds.uniforms_N(seed, history.length, Purpose.ACCEPT)
+    passed_NV = probabilities_V.cumsum(0).numpy() <= shares_N[:, None]
+    token_id = int(rounds.agree_on(passed_NV.sum(axis=1).clip(max=VOCAB - 1)))
     return Proposal(token_ids=(token_id,), probabilities=(probabilities_V,))
 
 
@@ -116,5 +128,5 @@ def judge_without_residual(
         pytest.param(draw_proposal, judge_without_residual, id="resampling from p"),
     ],
 )
-def test_the_bound_catches(propose: Propose, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert distance(monkeypatch, settings_of(), num_runs=10_000, num_tokens=1, propose=propose, rule=rule) > BOUND
+def test_the_bound_catches(propose: Propose, rule: Rule) -> None:
+    assert distance(settings_of(), num_runs=10_000, num_tokens=1, propose=propose, rule=rule) > BOUND

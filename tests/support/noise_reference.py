@@ -42,10 +42,7 @@ def reference_gumbel(bits: int) -> float:
 
 def bits_matrix(draws: Sequence[tuple[int, int, int]], num_ids: int) -> np.ndarray:
     """Words of many draws (seed, position, purpose) at once: uint32, shape (draws, token ids)."""
-    packed = b"".join(
-        blake2b(struct.pack("<QQB", *draw), digest_size=8, person=b"slipstream").digest() for draw in draws
-    )
-    keys = np.frombuffer(packed, dtype="<u4").reshape(-1, 2)
+    keys = _digests(draws).view("<u4").reshape(-1, 2)
     words = np.arange(num_ids, dtype=np.uint32)[None, :] ^ keys[:, :1]
     for offset in (keys[:, 1:], None):
         words ^= words >> np.uint32(16)
@@ -56,3 +53,16 @@ def bits_matrix(draws: Sequence[tuple[int, int, int]], num_ids: int) -> np.ndarr
         if offset is not None:
             words += offset
     return words
+
+
+def uniforms(draws: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """Numbers in [0, 1) of many draws at once: float64."""
+    return (_digests(draws) >> np.uint64(11)) * 2.0**-53
+
+
+def _digests(draws: Sequence[tuple[int, int, int]]) -> np.ndarray:
+    """uint64, the key of each draw."""
+    packed = b"".join(
+        blake2b(struct.pack("<QQB", *draw), digest_size=8, person=b"slipstream").digest() for draw in draws
+    )
+    return np.frombuffer(packed, dtype="<u8")
