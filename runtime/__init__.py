@@ -30,6 +30,7 @@ from runtime.load_settings import LoadSettings, Mode
 from runtime.metrics import Metrics
 from runtime.metrics_server import MetricsServer
 from runtime.options import GenerationKeywords, GenerationOptions
+from runtime.placement import Placement
 from runtime.prometheus import MetricsCollector, prometheus_text
 from runtime.result import Chunk, GenerationResult
 from runtime.runtime import Runtime
@@ -62,6 +63,7 @@ __all__ = [
     "NonFiniteLogitsError",
     "Occupancy",
     "PairError",
+    "Placement",
     "RequestOutcome",
     "Runtime",
     "RuntimeClosedError",

@@ -83,8 +83,14 @@ _OpenDraft = OpenModel | DraftFolder | None
 _logger = logging.getLogger("slipstream")
 
 
-async def build_engine(settings: LoadSettings) -> Engine:
+async def build_engine(
+    settings: LoadSettings, *, rearrange: Callable[[Placement], Placement] = lambda placement: placement
+) -> Engine:
     """Load each model on the stream that will run it, so that what is probed and measured there holds there.
+
+    Args:
+        settings: what to load.
+        rearrange: puts the lanes on other streams than those that were chosen, whose end is then its affair.
 
     Raises:
         DeviceUnavailableError: if there is no such device.
@@ -92,7 +98,7 @@ async def build_engine(settings: LoadSettings) -> Engine:
         SlipstreamError: as the loading functions of `models`.
     """
     specs = await wanted_sources(settings)
-    placement = await place(settings, specs)
+    placement = rearrange(await place(settings, specs))
     # Else the first request would take what loading does to the device for others' work.
     loading = contextlib.nullcontext() if placement.probe is None else placement.probe.own_work()
     try:

@@ -11,7 +11,7 @@ Shape suffixes: R logit rows asked for, V vocabulary.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -68,6 +68,9 @@ class Lane:
         self._is_measuring = False
         self._cores = cores
         self._together = False
+        self.price: Callable[[int, bool], float] | None = None
+        """Says in place of the clock what a call of so many tokens cost, beside another lane or not, in milliseconds;
+        asked after each call, where time is simulated."""
         self.reader: object | None = None
         """Whoever's prompt the cache was last prepared for; set and asked by the host, never by launches."""
         self._cache = model.new_cache(capacity)
@@ -241,9 +244,10 @@ class Lane:
         except BaseException:
             self._cache.rollback(min(self._cache.length, self.num_held))
             raise
+        cost_ms = elapsed_ms(started_s) if self.price is None else self.price(len(held_ids), self._together)
         # Elsewhere the call comes back when it is enqueued, which says nothing of its cost.
         if num_logits and self.model.device.type == "cpu" and not self._is_measuring:
-            self.note_cost(len(held_ids), elapsed_ms(started_s))
+            self.note_cost(len(held_ids), cost_ms)
         self._held_ids.extend(held_ids)
         return logits_RV
 

@@ -80,8 +80,8 @@ def _advice(summary: TraceSummary) -> str:
 
 def _against_host(share: float) -> str:
     return (
-        f"a host that answers sooner, as the target waits for it {_percent(share)} of the time: see what else the event "
-        "loop and the machine's cores are doing"
+        f"a host that answers sooner, as the target waits for it {_percent(share)} of the time: see what else the "
+        "event loop and the machine's cores are doing"
     )
 
 

@@ -82,9 +82,9 @@ def _gap(gap: HostGap | None) -> str:
     if gap is None:
         return f"host gap {_DASH}"
     return (
-        f"host gap, verdict to next block: median {gap.median_ms:.2f} ms, max {gap.max_ms:.2f} ms; medians of its parts: "
-        f"until the host knows {gap.hear_ms:.2f}, until it has launched {gap.commit_ms:.2f}, until it starts "
-        f"{gap.start_ms:.2f}, of which waiting for the draft {gap.draft_wait_ms:.2f}"
+        f"host gap, verdict to next block: median {gap.median_ms:.2f} ms, max {gap.max_ms:.2f} ms; medians of its "
+        f"parts:\n  until the host knows {gap.hear_ms:.2f}, until it has launched {gap.commit_ms:.2f}, until it starts "
+        f"{gap.start_ms:.2f} (of which waiting for the draft {gap.draft_wait_ms:.2f})"
     )
 
 
@@ -115,8 +115,8 @@ def _traffic(traffic: Traffic | None) -> str:
     if traffic.bandwidth_bytes_per_s is None:
         return line
     return (
-        f"{line}: {_percent(traffic.share_of_bound)} of the {traffic.bandwidth_bytes_per_s / 1e9:.1f} GB/s measured here "
-        f"({traffic.bandwidth_method})"
+        f"{line}: {_percent(traffic.share_of_bound)} of the {traffic.bandwidth_bytes_per_s / 1e9:.1f} GB/s measured "
+        f"here\n  ({traffic.bandwidth_method})"
     )
 
 
