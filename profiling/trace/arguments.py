@@ -1,0 +1,183 @@
+"""What the command line of `python -m profiling.trace` asks for, checked before anything is loaded.
+
+Owns the options, the names of the files that come of `--out`, and what cannot be combined. Knows nothing of running.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from profiling.machine import new_file
+from profiling.prompts import PromptKind, bench_prompts
+from profiling.trace.nsys import REPORT_ENDING, UNDER_NSYS
+from runtime import GenerationOptions, LoadSettings, Mode
+from runtime import arguments as runtime_arguments
+
+PROGRAM = "python -m profiling.trace"
+DEFAULT_PROMPT = str(bench_prompts(PromptKind.CODE)[0].messages[0]["content"])
+DEFAULT_MAX_TOKENS = 64
+DEFAULT_NAME = "slipstream-trace"
+JSON_ENDINGS = (".json.gz", ".json")
+
+_LOAD_OPTIONS = ("target", "draft", "mode", "gamma", "weights", "threads", "device")
+_DESCRIPTION = """Record one request and see it: a trace of every launch and round, and where the time went.
+Loading and a request that warms up come before it and are not in the trace.
+With Nsight Systems (nsys) on PATH and a GPU the trace is a report of that; else it is a Chrome trace."""
+_EPILOG = f"""examples:
+  {PROGRAM}
+  {PROGRAM} --out run.json.gz --mode sequential --prompt "Why is the sky blue?"
+  {PROGRAM} --print-command --cuda-graph-trace
+
+exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted; that of nsys where it failed"""
+
+
+class StreamKind(StrEnum):
+    """What the lanes run on."""
+
+    OWN = "own"
+    """Those of the device: worker threads on a CPU, CUDA streams on a GPU."""
+    VIRTUAL = "virtual"
+    """Simulated ones, by a virtual clock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceArguments:
+    """A checked command line."""
+
+    load: dict[str, Any]
+    """Keywords of `Runtime.load`."""
+    settings: LoadSettings
+    """The same, checked."""
+    prompt: str
+    max_tokens: int
+    out: Path
+    torch: bool
+    """Whether torch's own profiler is to record the request once more."""
+    print_command: bool
+    no_nsys: bool
+    under_nsys: bool
+    """Whether this process is the one that nsys watches."""
+    cuda_graph_trace: bool
+    json: bool
+
+    @property
+    def report_path(self) -> Path:
+        """Where nsys writes to: `out`, with nsys's own ending."""
+        return self.out.with_name(self._stem + REPORT_ENDING)
+
+    @property
+    def chrome_path(self) -> Path:
+        """Where a Chrome trace goes: `out`, unless it ends as a report of nsys does, or in nothing."""
+        keeps_name = self.out.suffix and not self.out.name.endswith(REPORT_ENDING)
+        return self.out if keeps_name else self.out.with_name(self._stem + JSON_ENDINGS[-1])
+
+    @property
+    def torch_path(self) -> Path:
+        """Where the trace of torch's profiler goes: beside the Chrome trace."""
+        return self.out.with_name(f"{self._stem}.torch{JSON_ENDINGS[0]}")
+
+    @property
+    def _stem(self) -> str:
+        name = self.out.name
+        ending = next((ending for ending in (REPORT_ENDING, *JSON_ENDINGS) if name.endswith(ending)), "")
+        return name.removesuffix(ending) or DEFAULT_NAME
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> TraceArguments:
+    """Read and check a command line, that of the process by default.
+
+    Raises:
+        SystemExit: after printing what is wrong with the usage, or what `--help` asks for.
+    """
+    parser = _parser()
+    given = vars(parser.parse_args(argv))
+    load = {"mode": Mode.PIPELINED.value, **runtime_arguments.load_keywords(given)}
+    try:
+        settings = LoadSettings.from_keywords(load)
+        GenerationOptions(max_tokens=given["max_tokens"])
+        _check_prompt(given["prompt"])
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    arguments = TraceArguments(
+        load=load,
+        settings=settings,
+        **{name: value for name, value in given.items() if name in TraceArguments.__dataclass_fields__},
+    )
+    if problem := _contradiction(arguments):
+        parser.error(problem)
+    try:
+        for path in (arguments.report_path, arguments.chrome_path, *((arguments.torch_path,) * arguments.torch)):
+            new_file(str(path))
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument --out: {error}")
+    return arguments
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt.strip():
+        raise ValueError("--prompt is empty; give some text, or leave it out")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"--prompt is not text that UTF-8 can write: {error}") from error
+
+
+def _contradiction(arguments: TraceArguments) -> str | None:
+    if arguments.print_command and arguments.no_nsys:
+        return "--print-command shows how nsys is called, and --no-nsys does without; leave out one of them"
+    if arguments.print_command and arguments.torch:
+        return "--print-command shows how nsys is called, and --torch does without; leave out one of them"
+    if arguments.cuda_graph_trace and (arguments.no_nsys or arguments.torch):
+        other = "--no-nsys" if arguments.no_nsys else "--torch"
+        return f"--cuda-graph-trace is for nsys, and {other} does without; leave out one of them"
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--out",
+        type=new_file,
+        metavar="FILE",
+        default=Path(DEFAULT_NAME),
+        help=f"the trace; an existing one is replaced, and a name in .gz is compressed (default: {DEFAULT_NAME}.json, "
+        f"or {DEFAULT_NAME}{REPORT_ENDING} of nsys)",
+    )
+    parser.add_argument(
+        "--prompt", metavar="TEXT", default=DEFAULT_PROMPT, help="what is asked (default: to extend a class in Python)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        default=DEFAULT_MAX_TOKENS,
+        help=f"most tokens of the answer (default: {DEFAULT_MAX_TOKENS})",
+    )
+    runtime_arguments.add_load_options(
+        parser.add_argument_group("models and decoding"), _LOAD_OPTIONS, defaults={"mode": Mode.PIPELINED.value}
+    )
+    group = parser.add_argument_group("how it is traced")
+    group.add_argument(
+        "--torch",
+        action="store_true",
+        help="have torch's profiler record the same request once more, into a file of its own; without nsys",
+    )
+    group.add_argument("--no-nsys", action="store_true", help="write a Chrome trace even where there is nsys")
+    group.add_argument(
+        "--cuda-graph-trace", action="store_true", help="have nsys look into CUDA graphs, node by node; costs more"
+    )
+    group.add_argument("--print-command", action="store_true", help="print the command line for nsys, and run nothing")
+    group.add_argument("--json", action="store_true", help="print the figures as one JSON object on the last line")
+    group.add_argument(UNDER_NSYS, dest="under_nsys", action="store_true", help=argparse.SUPPRESS)
+    return parser

@@ -1,0 +1,39 @@
+"""A request under torch's own profiler: every operator, on all threads, and the kernels of a GPU.
+
+Owns how that profiler is set up and how its trace gets into a file. Knows nothing of recordings.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def torch_profiled(path: Path) -> Generator[None, None, None]:
+    """Profile what runs meanwhile, and write its Chrome trace; `path` has the whole of it, or is left alone.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    # Models run on workers' threads, of which the profiler would know nothing.
+    profilers: Any = torch.profiler
+    config = profilers._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(activities=activities, experimental_config=config, acc_events=True) as profiler:
+        yield
+    # The ending stays: by that the profiler knows whether to compress.
+    temporary = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
+    try:
+        profiler.export_chrome_trace(str(temporary))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
