@@ -16,16 +16,20 @@ from functools import partial
 
 from models import Decoder
 from profiling.planted_draft import PlantedDraft
-from profiling.recorded_stream import BusyShares, RecordedStream, busy_shares
+from profiling.trace.lane_times import BusyShares, busy_shares
+from profiling.trace.traced_round import TARGET, Stretch, of_lane
 from scheduler import (
     DecodeRequest,
     FixedGamma,
     Lane,
+    LaunchKind,
     ModelProposer,
     PipelinedLoop,
+    Recording,
     RoundReport,
     SamplingSettings,
     SequentialLoop,
+    SpanRecorder,
     ThreadStream,
 )
 
@@ -111,12 +115,10 @@ class PlantedLanes:
             capacity: most tokens of a request, with its prompt.
         """
         self._workers = ExitStack()
-        target_worker = self._worker("target", target_threads)
-        draft_worker = target_worker if draft_threads is None else self._worker("draft", draft_threads)
-        self._target_stream = RecordedStream("target", target_worker)
-        self._draft_stream = RecordedStream("draft", draft_worker)
+        self._target_stream = self._worker("target", target_threads)
+        self._draft_stream = self._target_stream if draft_threads is None else self._worker("draft", draft_threads)
         try:
-            own_target, own_draft = _probed(target, target_worker), _probed(draft, draft_worker)
+            own_target, own_draft = _probed(target, self._target_stream), _probed(draft, self._draft_stream)
         except BaseException:
             self.close()
             raise
@@ -140,10 +142,12 @@ class PlantedLanes:
             ValueError: if the output came in one round, so that there is no time to measure.
         """
         await self._reset(prompt)
-        loop = self._loop(system, choice)
+        spans = SpanRecorder()
+        loop = self._loop(system, choice, spans)
         request = DecodeRequest(
             prompt_ids=prompt.token_ids, settings=SamplingSettings(temperature=0.0), max_tokens=num_tokens
         )
+        spans.start()
         await loop.prefill(request)
         reports: list[RoundReport] = []
         times_ms: list[float] = []
@@ -153,17 +157,22 @@ class PlantedLanes:
         await self._drain()
         if len(reports) < 2:
             raise ValueError(f"num_tokens {num_tokens} fit into one round of gamma {choice.gamma}; ask for more")
-        return self._measured(reports, times_ms)
+        return self._measured(reports, times_ms, spans.stop())
 
-    def _loop(self, system: PlantedSystem, choice: Choice) -> SequentialLoop | PipelinedLoop:
+    def _loop(self, system: PlantedSystem, choice: Choice, spans: SpanRecorder) -> SequentialLoop | PipelinedLoop:
         if system is PlantedSystem.PLAIN:
-            return SequentialLoop(self._target, self._target_stream, max_gamma=0)
+            return SequentialLoop(self._target, self._target_stream, max_gamma=0, spans=spans)
         proposer = ModelProposer(self._draft, FixedGamma(choice.gamma))
         if system is PlantedSystem.PIPELINED:
             return PipelinedLoop(
-                self._target, self._draft_stream, [proposer], max_gamma=choice.gamma, max_lead=choice.max_lead
+                self._target,
+                self._draft_stream,
+                [proposer],
+                max_gamma=choice.gamma,
+                max_lead=choice.max_lead,
+                spans=spans,
             )
-        return SequentialLoop(self._target, self._draft_stream, [proposer], max_gamma=choice.gamma)
+        return SequentialLoop(self._target, self._draft_stream, [proposer], max_gamma=choice.gamma, spans=spans)
 
     async def _reset(self, prompt: PlantedPrompt) -> None:
         """Forget the last request on both lanes, and plant the next."""
@@ -171,27 +180,26 @@ class PlantedLanes:
             lane.stream.launch(partial(lane.roll_back, 0), writes=(lane.cache_buffer,), label="forget")
         await self._drain()
         self._planted.plant(prompt.planted_ids, first_position=len(prompt.token_ids))
-        self._target_stream.entries.clear()
-        self._draft_stream.entries.clear()
 
     async def _drain(self) -> None:
         await self._draft_stream.record()
         await self._target_stream.record()
 
-    def _measured(self, reports: Sequence[RoundReport], times_ms: Sequence[float]) -> PlantedRun:
-        start_ms, end_ms = times_ms[0], times_ms[-1]
+    def _measured(self, reports: Sequence[RoundReport], times_ms: Sequence[float], recording: Recording) -> PlantedRun:
+        # Of the same clock as the recording.
+        stretch = Stretch(start_ms=times_ms[0], end_ms=times_ms[-1])
         token_ids = tuple(token_id for report in reports for token_id in report.token_ids)
         num_timed = len(token_ids) - len(reports[0].token_ids)
         num_judged, num_right = judged(reports)
         step_times_ms = self._planted.step_times_ms
         # The first round takes the prompt along.
-        verify_ms = [entry.end_ms - entry.start_ms for entry in self._target_stream.entries if entry.label == "verify"]
+        verify_ms = [
+            launch.duration_ms for launch in of_lane(recording.launches, TARGET) if launch.label == LaunchKind.VERIFY
+        ]
         return PlantedRun(
             token_ids=token_ids,
-            tokens_per_s=num_timed / (end_ms - start_ms) * 1e3,
-            shares=busy_shares(
-                self._target_stream.entries, self._draft_stream.entries, start_ms=start_ms, end_ms=end_ms
-            ),
+            tokens_per_s=num_timed / stretch.span_ms * 1e3,
+            shares=busy_shares(recording.launches, stretch),
             num_rounds=len(reports),
             num_proposed=sum(report.num_proposed for report in reports),
             num_accepted=sum(report.num_accepted for report in reports),

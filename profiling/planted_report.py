@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from profiling.planted_lanes import Choice, PlantedRun, PlantedSystem
-from profiling.recorded_stream import BusyShares
+from profiling.trace.lane_times import BusyShares
 
 Case = tuple[str, float, PlantedSystem]
 """Weight kind, acceptance and system."""

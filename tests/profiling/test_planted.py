@@ -17,8 +17,8 @@ from profiling.planted import main
 from profiling.planted_draft import PlantedDraft, is_right, planted_ids, shallow_decoder
 from profiling.planted_lanes import Choice, PlantedLanes, PlantedPrompt, PlantedRun, PlantedSystem, judged
 from profiling.planted_report import format_planted, summarise
-from profiling.recorded_stream import BusyShares, RecordedStream, busy_shares
-from scheduler import RoundReport, ThreadStream, TimelineEntry
+from profiling.trace.lane_times import BusyShares
+from scheduler import RoundReport
 from tests.support.tiny_checkpoint import write_tiny_gguf
 
 PROMPT = tuple(range(3, 15))
@@ -127,7 +127,6 @@ async def test_no_run_profits_from_the_one_before(split_lanes: PlantedLanes) -> 
     prompt = planted_prompt(plain.token_ids, 1.0)
     runs = [await split_lanes.run(PlantedSystem.SEQUENTIAL, Choice(gamma=2), prompt, num_tokens=40) for _ in range(2)]
     assert [run.num_rounds for run in runs] == [14, 14]
-    assert [entry.label for entry in split_lanes._target_stream.entries].count("verify") == 14
     assert all(lane.num_held >= len(PROMPT) for lane in (split_lanes._target, split_lanes._draft))
     await split_lanes._reset(prompt)
     assert [lane.num_held for lane in (split_lanes._target, split_lanes._draft)] == [0, 0]
@@ -174,45 +173,6 @@ def test_a_token_is_judged_where_it_is_compared_with_the_targets_own() -> None:
 async def test_too_few_tokens_to_time_are_refused(split_lanes: PlantedLanes) -> None:
     with pytest.raises(ValueError, match="num_tokens 1 fit into one round"):
         await split_lanes.run(PlantedSystem.PLAIN, Choice(), PlantedPrompt(token_ids=PROMPT), num_tokens=1)
-
-
-def entry(lane: str, start_ms: float, end_ms: float) -> TimelineEntry:
-    return TimelineEntry(stream=lane, label="", start_ms=start_ms, end_ms=end_ms)
-
-
-def test_shares_of_time_by_hand() -> None:
-    """Entries that reach out of the stretch are cut, those outside of it do not count."""
-    target = [entry("target", -5, 4), entry("target", 6, 8), entry("target", 30, 40)]
-    draft = [entry("draft", -9, -1), entry("draft", 3, 7), entry("draft", 9, 12)]
-    shares = busy_shares(target, draft, start_ms=0, end_ms=10)
-    assert asdict(shares) == pytest.approx({"both": 0.2, "target_only": 0.4, "draft_only": 0.3, "neither": 0.1})
-    assert busy_shares([], [], start_ms=0, end_ms=1).neither == 1
-    with pytest.raises(ValueError, match="start_ms"):
-        busy_shares(target, draft, start_ms=3, end_ms=3)
-    with pytest.raises(ValueError, match="draft"):
-        busy_shares(target, target, start_ms=0, end_ms=1)
-
-
-def test_two_lanes_on_one_worker_are_told_apart() -> None:
-    worker = ThreadStream("both", num_threads=1)
-    target, draft = RecordedStream("target", worker), RecordedStream("draft", worker)
-    try:
-        launch = target.launch(lambda: 7, label="verify")
-        draft.wait(target.record())
-        draft.launch(lambda: 8, label="draft")
-        draft.record().synchronize()
-        failing = target.launch(lambda: [][0], label="verify")
-        with pytest.raises(IndexError):
-            target.record().synchronize()
-    finally:
-        target.close()
-        draft.close()
-    assert launch.result() == 7
-    with pytest.raises(IndexError):
-        failing.result()
-    assert [(entry.stream, entry.label) for entry in target.entries] == [("target", "verify")] * 2
-    assert [(entry.stream, entry.label) for entry in draft.entries] == [("draft", "draft")]
-    assert target.entries[0].end_ms <= draft.entries[0].start_ms <= target.entries[1].start_ms
 
 
 def run_of(tokens_per_s: float, **changes: object) -> PlantedRun:
