@@ -219,8 +219,12 @@ async def test_the_stricter_format_accepts_it_too(used: Runtime) -> None:
 
 
 async def test_what_is_unknown_is_left_out(used: Runtime) -> None:
-    async with build_rig().runtime as fresh:
-        names = {name for name, _ in parsed(prometheus_text(fresh))}
+    async with build_rig(gamma=3).runtime as fresh:
+        samples = parsed(prometheus_text(fresh))
+    # A count begins at 0, so that its first growth shows as a rate.
+    positions = values(samples, "slipstream:spec_decode_num_accepted_tokens_per_pos_total", "position")
+    assert positions == {"0": 0, "1": 0, "2": 0}
+    names = {name for name, _ in samples}
     assert "slipstream:spec_decode_num_drafts_total" in names
     assert "slipstream:spec_decode_mean_acceptance_length" not in names
     assert "slipstream:spec_decode_rolling_acceptance_rate" not in names

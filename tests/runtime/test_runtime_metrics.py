@@ -247,6 +247,17 @@ async def test_another_thread_may_ask_at_any_time(rig: Rig) -> None:
         assert values == sorted(values)
 
 
+def test_figures_are_taken_between_rounds_and_never_within_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = RuntimeRecorder(())
+    held = []
+    add, counts = recorder._rounds.add, recorder._rounds.counts
+    monkeypatch.setattr(recorder._rounds, "add", lambda *a: (held.append(recorder._lock.locked()), add(*a)))
+    monkeypatch.setattr(recorder._rounds, "counts", lambda: (held.append(recorder._lock.locked()), counts())[1])
+    recorder.add_round(RoundReport(token_ids=(1,)), 1, Latency.INTER_TOKEN, 0.1)
+    assert recorder.figures()["num_plain_steps"] == 1
+    assert held == [True, True]
+
+
 async def test_a_warning_may_ask_for_the_figures() -> None:
     """Whoever handles log records is called in the middle of a round."""
     recorder = RuntimeRecorder(("small",), model_sources=frozenset({0}))
@@ -301,6 +312,19 @@ def test_times_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures["latencies"][Latency.INTER_TOKEN].mean_s == 0.5
     assert figures["num_requests"][RequestOutcome.STOP] == 1
     assert (figures["num_prompt_tokens"], figures["num_reused_tokens"]) == (10, 4)
+
+
+def test_what_ends_a_request_after_its_last_token_is_no_outcome() -> None:
+    totals = RuntimeRecorder(())
+    recorder = MetricsRecorder((), totals=totals)
+    recorder.start()
+    recorder.add_round(RoundReport(token_ids=(7,)), 1)
+    with contextlib.suppress(GeneratorExit), recorder.outcome_noted():
+        recorder.finish(FinishReason.LENGTH)
+        raise GeneratorExit
+    assert {outcome: number for outcome, number in totals.figures()["num_requests"].items() if number} == {
+        RequestOutcome.LENGTH: 1
+    }
 
 
 def test_buckets_hold_their_upper_bound() -> None:
