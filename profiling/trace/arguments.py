@@ -10,19 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from profiling.machine import new_file
 from profiling.prompts import PromptKind, bench_prompts
 from profiling.trace.nsys import REPORT_ENDING, UNDER_NSYS
 from runtime import GenerationOptions, LoadSettings, Mode
 from runtime import arguments as runtime_arguments
+from scheduler import check_number
 
 PROGRAM = "python -m profiling.trace"
-DEFAULT_PROMPT = str(bench_prompts(PromptKind.CODE)[0].messages[0]["content"])
+DEFAULT_PROMPT = str(bench_prompts(PromptKind.CHAT)[0].messages[0]["content"])
 DEFAULT_MAX_TOKENS = 64
 DEFAULT_NAME = "slipstream-trace"
 JSON_ENDINGS = (".json.gz", ".json")
+NO_CONTENTION = 1.0
 
 _LOAD_OPTIONS = ("target", "draft", "mode", "gamma", "weights", "threads", "device")
 _DESCRIPTION = """Record one request and see it: a trace of every launch and round, and where the time went.
@@ -37,25 +38,27 @@ exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted; that of nsys wher
 
 
 class StreamKind(StrEnum):
-    """What the lanes run on."""
+    """What the lanes run on, where it is not left to the device."""
 
-    OWN = "own"
-    """Those of the device: worker threads on a CPU, CUDA streams on a GPU."""
+    THREADS = "threads"
+    """Worker threads of the CPU."""
     VIRTUAL = "virtual"
-    """Simulated ones, by a virtual clock."""
+    """A virtual clock, by which each call takes what it was measured to take alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceArguments:
     """A checked command line."""
 
-    load: dict[str, Any]
-    """Keywords of `Runtime.load`."""
     settings: LoadSettings
-    """The same, checked."""
     prompt: str
     max_tokens: int
     out: Path
+    picture: Path | None
+    """Where a picture of some rounds goes."""
+    streams: StreamKind | None
+    contention: float
+    """On virtual streams: how many times longer a lane takes beside the other."""
     torch: bool
     """Whether torch's own profiler is to record the request once more."""
     print_command: bool
@@ -98,15 +101,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TraceArguments:
     given = vars(parser.parse_args(argv))
     load = {"mode": Mode.PIPELINED.value, **runtime_arguments.load_keywords(given)}
     try:
+        if given["streams"] is not None:
+            load["device"] = _device_of_streams(given["streams"], load.get("device"))
         settings = LoadSettings.from_keywords(load)
         GenerationOptions(max_tokens=given["max_tokens"])
+        check_number("--contention", given["contention"], low=1.0, high=1e3, advice="1 is no slow-down")
         _check_prompt(given["prompt"])
     except (TypeError, ValueError) as error:
         parser.error(str(error))
     arguments = TraceArguments(
-        load=load,
-        settings=settings,
-        **{name: value for name, value in given.items() if name in TraceArguments.__dataclass_fields__},
+        settings=settings, **{name: value for name, value in given.items() if name not in _LOAD_OPTIONS}
     )
     if problem := _contradiction(arguments):
         parser.error(problem)
@@ -116,6 +120,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TraceArguments:
     except argparse.ArgumentTypeError as error:
         parser.error(f"argument --out: {error}")
     return arguments
+
+
+def _device_of_streams(streams: StreamKind, device: str | None) -> str:
+    if device not in (None, "auto", "cpu"):
+        raise ValueError(f"--streams {streams.value} runs on the CPU, not on {device}; leave out one of them")
+    return "cpu"
 
 
 def _check_prompt(prompt: str) -> None:
@@ -128,14 +138,23 @@ def _check_prompt(prompt: str) -> None:
 
 
 def _contradiction(arguments: TraceArguments) -> str | None:
-    if arguments.print_command and arguments.no_nsys:
-        return "--print-command shows how nsys is called, and --no-nsys does without; leave out one of them"
-    if arguments.print_command and arguments.torch:
-        return "--print-command shows how nsys is called, and --torch does without; leave out one of them"
-    if arguments.cuda_graph_trace and (arguments.no_nsys or arguments.torch):
-        other = "--no-nsys" if arguments.no_nsys else "--torch"
-        return f"--cuda-graph-trace is for nsys, and {other} does without; leave out one of them"
+    without = next((flag for flag, given in _without_nsys(arguments).items() if given), None)
+    only_nsys = {"--print-command": arguments.print_command, "--cuda-graph-trace": arguments.cuda_graph_trace}
+    for flag, given in only_nsys.items():
+        if given and without:
+            return f"{flag} is for nsys, and {without} does without; leave out one of them"
+    if arguments.contention != NO_CONTENTION and arguments.streams is not StreamKind.VIRTUAL:
+        return f"--contention is for simulated lanes; add --streams {StreamKind.VIRTUAL.value}, or leave it out"
     return None
+
+
+def _without_nsys(arguments: TraceArguments) -> dict[str, bool]:
+    """The options that make no use of nsys, and whether they were given."""
+    return {
+        "--no-nsys": arguments.no_nsys,
+        "--torch": arguments.torch,
+        "--streams": arguments.streams is not None,
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -155,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         f"or {DEFAULT_NAME}{REPORT_ENDING} of nsys)",
     )
     parser.add_argument(
-        "--prompt", metavar="TEXT", default=DEFAULT_PROMPT, help="what is asked (default: to extend a class in Python)"
+        "--prompt", metavar="TEXT", default=DEFAULT_PROMPT, help="what is asked (default: why the sky is blue)"
     )
     parser.add_argument(
         "--max-tokens",
@@ -168,6 +187,24 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument_group("models and decoding"), _LOAD_OPTIONS, defaults={"mode": Mode.PIPELINED.value}
     )
     group = parser.add_argument_group("how it is traced")
+    group.add_argument(
+        "--streams",
+        type=StreamKind,
+        choices=list(StreamKind),
+        default=None,
+        help="what the lanes run on: threads of the CPU, or a virtual clock, by which each call takes what it was "
+        "measured to take alone (default: what the device has)",
+    )
+    group.add_argument(
+        "--contention",
+        type=float,
+        metavar="FACTOR",
+        default=NO_CONTENTION,
+        help="with --streams virtual: how many times longer either lane takes beside the other (default: 1)",
+    )
+    group.add_argument(
+        "--picture", type=new_file, metavar="FILE", default=None, help="also draw some rounds, as .png, .svg or .pdf"
+    )
     group.add_argument(
         "--torch",
         action="store_true",

@@ -5,13 +5,14 @@ Owns the order of things around a recording. Knows nothing of traces, nor of who
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from profiling.trace.bandwidth import measure_bandwidth
-from profiling.trace.counters import CounterReadings, reading_counters
+from profiling.trace.counters import Counter, CounterReadings, reading_counters
 from profiling.trace.summary import TraceSummary, summarise
 from profiling.trace.traffic import TargetReads
+from profiling.trace.virtual_pair import build_virtual_engine
 from runtime import Engine, GenerationResult, LoadSettings, Runtime, RuntimeDescription, build_engine
 from scheduler import Markers, Recording
 
@@ -36,21 +37,36 @@ class Capture:
 class TracedPair:
     """A loaded pair whose requests can be recorded."""
 
-    def __init__(self, runtime: Runtime, engine: Engine) -> None:
-        """Bind a runtime to what it runs on; `TracedPair.load` is the usual way."""
+    def __init__(self, runtime: Runtime, engine: Engine, *, virtual: bool = False) -> None:
+        """Bind a runtime to what it runs on; `TracedPair.load` is the usual way.
+
+        Args:
+            runtime: answers the requests.
+            engine: what it runs on.
+            virtual: whether its streams go by a virtual clock, on which nothing else can be placed.
+        """
         self._runtime = runtime
         self._engine = engine
+        self._virtual = virtual
 
     @classmethod
-    async def load(cls, settings: LoadSettings) -> TracedPair:
+    async def load(cls, settings: LoadSettings, *, contention: float | None = None) -> TracedPair:
         """Load a pair.
+
+        Args:
+            settings: what to load.
+            contention: how many times longer each lane takes beside the other, on virtual streams; None takes the
+                device's own.
 
         Raises:
             ValueError: if the settings ask for what the device or the model does not have.
             SlipstreamError: if a model cannot be loaded or paired.
         """
-        engine = await build_engine(settings)
-        return cls(Runtime(engine, settings), engine)
+        if contention is None:
+            engine = await build_engine(settings)
+        else:
+            engine = await build_virtual_engine(settings, contention=contention)
+        return cls(Runtime(engine, settings), engine, virtual=contention is not None)
 
     async def warm_up(self) -> None:
         """Answer a short prompt, which nobody looks at."""
@@ -76,7 +92,7 @@ class TracedPair:
             ContextLengthError: if the prompt leaves no room in the context.
         """
         runtime, prompt_ids = self._runtime, self._prompt_ids(prompt)
-        async with reading_counters(lambda: runtime.occupancy) as readings:
+        async with self._reading_counters() as readings:
             with watched or nullcontext():
                 runtime.start_recording(markers)
                 try:
@@ -104,6 +120,12 @@ class TracedPair:
 
     async def _answer(self, prompt_ids: list[int], max_tokens: int) -> GenerationResult:
         return await self._runtime.generate(prompt_ids, max_tokens=max_tokens, temperature=0.0)
+
+    def _reading_counters(self) -> AbstractAsyncContextManager[CounterReadings]:
+        if self._virtual:
+            reason = "the lanes ran by a virtual clock"
+            return nullcontext(CounterReadings(unknown=dict.fromkeys(Counter, reason)))
+        return reading_counters(lambda: self._runtime.occupancy)
 
     def _prompt_ids(self, prompt: str) -> list[int]:
         tokenizer = self._runtime.tokenizer

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from profiling.trace.chrome_events import ChromeEvents, Colour, Event, Slice, nanoseconds
 from profiling.trace.counters import CounterReadings
+from profiling.trace.traced_round import TARGET, RoundKind, kind_of
 from scheduler import LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan, Stage
 
 ROLLING_ROUNDS = 8
@@ -24,6 +25,7 @@ _COLOURS = {
     Stage.COMMIT: Colour.GREEN,
     Stage.OTHER: Colour.GREY,
 }
+_ROUND_COLOURS = {RoundKind.HIT: Colour.GREEN, RoundKind.MISS: Colour.OCHRE}
 
 
 def chrome_events(
@@ -72,7 +74,7 @@ class _RecordingEvents:
         streams: dict[str, list[LaunchSpan]] = {}
         for launch in self._recording.launches:
             streams.setdefault(launch.stream, []).append(launch)
-        for name, launches in streams.items():
+        for name, launches in sorted(streams.items(), key=lambda stream: stream[1][0].lane != TARGET):
             lanes = " and ".join(dict.fromkeys(launch.lane for launch in launches))
             track = self._events.add_track(f"stream {name}" + ("" if lanes == name else f" ({lanes})"))
             # A stream runs its launches in the order of their numbers.
@@ -114,7 +116,7 @@ class _RecordingEvents:
                 start_ns,
                 verdict_ns,
                 category="round",
-                colour=Colour.GREEN if span.hit else Colour.OCHRE if span.hit is False else Colour.GREY,
+                colour=_ROUND_COLOURS.get(kind_of(span), Colour.GREY),
                 args=self._round_args(span),
             )
             self._events.add_slice(
@@ -162,7 +164,8 @@ class _RecordingEvents:
                 if draft and judged:
                     self._events.add_flow("proposal", draft, judged, category="proposal")
             if judge and settle:
-                name = "keep" if span.hit else "rollback"
+                refuted = span.hit is False or span.num_accepted < span.num_proposed
+                name = "rollback" if refuted else "verdict"
                 self._events.add_flow(name, judge, settle, category=Stage.ROLLBACK.value)
 
     def _add_round_counters(self) -> None:
@@ -179,7 +182,8 @@ class _RecordingEvents:
 
 
 def _name(span: RoundSpan) -> str:
-    if span.num_proposed == 0:
+    kind = kind_of(span)
+    if kind is RoundKind.PLAIN:
         return "plain step"
-    guessed = {True: ", hit", False: ", miss", None: ""}[span.hit]
+    guessed = f", {kind.value}" if kind in _ROUND_COLOURS else ""
     return f"accepted {span.num_accepted} of {span.num_proposed}{guessed}"

@@ -22,15 +22,17 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from models import BaseConsole, write_atomically
+from models import BaseConsole, new_figure, write_atomically
 from profiling.machine import describe_machine
 from profiling.trace import nsys
-from profiling.trace.arguments import TraceArguments, parse_arguments
+from profiling.trace.arguments import StreamKind, TraceArguments, parse_arguments
 from profiling.trace.capture import Capture, TracedPair
 from profiling.trace.chrome_events import encode_trace
 from profiling.trace.chrome_trace import chrome_events
+from profiling.trace.picture import draw_recording
 from profiling.trace.summary_text import format_summary
 from profiling.trace.torch_trace import torch_profiled
+from profiling.trace.whole_file import whole_file
 from runtime import GenerationResult
 from scheduler import Markers, NoMarkers, nvtx_markers
 
@@ -75,29 +77,35 @@ class _Program:
         self._console = console
 
     def run(self) -> None:
-        if self._chosen.print_command:
+        chosen = self._chosen
+        if chosen.print_command:
             self._print_command()
-        elif self._chosen.under_nsys:
+            return
+        if chosen.picture is not None:
+            # Now, not after a minute of loading.
+            new_figure()
+        if chosen.under_nsys:
             self._run_under_nsys()
-        elif obstacle := self._obstacle():
-            if not self._chosen.no_nsys:
-                self._console.note(f"{obstacle}; a Chrome trace goes to {self._chosen.chrome_path} instead")
-            self._write_chrome_trace()
-        else:
+        elif (obstacle := self._obstacle()) is None:
             self._call_nsys()
+        else:
+            if not chosen.no_nsys:
+                self._console.note(f"{obstacle}; a Chrome trace goes to {chosen.chrome_path} instead")
+            self._write_chrome_trace()
 
     def _obstacle(self) -> str | None:
         """Why nsys is not called; None where it is."""
-        if self._chosen.no_nsys:
+        chosen = self._chosen
+        if chosen.no_nsys:
             return "--no-nsys was given"
-        if self._chosen.torch:
+        if chosen.torch:
             return "torch's profiler and nsys cannot watch at the same time"
-        if self._chosen.settings.device == "cpu":
-            return "nsys is for GPUs, and the pair runs on the CPU"
-        if not torch.cuda.is_available():
-            return "there is no GPU that torch can use, and nsys is for those"
         if not nsys.is_installed():
             return "nsys is not on PATH"
+        if chosen.settings.device == "cpu":
+            return "nsys is for GPUs, and the pair runs on the CPU"
+        if not torch.cuda.is_available():
+            return "nsys is for GPUs, and there is none that torch can use"
         return None
 
     def _command(self) -> list[str]:
@@ -141,26 +149,37 @@ class _Program:
         profiler: Any = torch.cuda.profiler
         capture = self._record(markers=nvtx_markers(), watched=profiler.profile())
         self._console.result(format_summary(capture.summary))
-        self._print_json({FIGURES: capture.summary.as_dict(), "pair": capture.description.as_dict()})
+        self._print_json({**_figures(capture), **self._draw(capture)})
 
     def _write_chrome_trace(self) -> None:
         chosen, console = self._chosen, self._console
         # Before anything runs, so that the load is the machine's and not ours.
         machine = describe_machine()
         capture = self._record()
+        console.result(format_summary(capture.summary))
         with _writing(chosen.chrome_path):
             write_atomically(chosen.chrome_path, _chrome_file(chosen, capture, machine))
-        console.result(format_summary(capture.summary))
         console.result(f"\ntrace: {_seen(chosen.chrome_path)}")
-        paths = {"trace": str(chosen.chrome_path), "format": "chrome"}
-        if capture.profiled is not None:
-            console.result(
-                f"torch's trace: {_seen(chosen.torch_path)}; {_cost_in_words(capture.result, capture.profiled)}"
-            )
-            paths["torch_trace"] = str(chosen.torch_path)
         console.result(f"open it in {_VIEWER} or chrome://tracing")
-        figures = {FIGURES: capture.summary.as_dict(), "pair": capture.description.as_dict(), "machine": machine}
-        self._print_json({**figures, **paths})
+        paths = {"trace": str(chosen.chrome_path), "format": "chrome", **self._draw(capture)}
+        if capture.profiled is not None:
+            paths["torch_trace"] = str(chosen.torch_path)
+            cost = _cost_in_words(capture.result, capture.profiled)
+            console.result(f"torch's trace, to be opened likewise: {_seen(chosen.torch_path)}; {cost}")
+        self._print_json({**_figures(capture), "machine": machine, **paths})
+
+    def _draw(self, capture: Capture) -> dict[str, str]:
+        """Draw some rounds where that was asked for; returns where they are, by the name in JSON."""
+        path = self._chosen.picture
+        if path is None:
+            return {}
+        try:
+            with _writing(path), whole_file(path) as unfinished:
+                first, last = draw_recording(capture.recording, unfinished)
+        except ValueError as error:
+            raise CannotTrace(f"{path} cannot be drawn: {error}") from error
+        self._console.result(f"picture of rounds {first} to {last}: {_seen(path)}")
+        return {"picture": str(path)}
 
     def _record(
         self, *, markers: Markers | None = None, watched: AbstractContextManager[object] | None = None
@@ -173,7 +192,8 @@ class _Program:
         chosen = self._chosen
         with _stages("loading") as begin:
             try:
-                pair = await TracedPair.load(chosen.settings)
+                virtual = chosen.streams is StreamKind.VIRTUAL
+                pair = await TracedPair.load(chosen.settings, contention=chosen.contention if virtual else None)
             except (TypeError, ValueError) as error:
                 # What was asked for is not to be had from this model or device.
                 raise CannotTrace(str(error)) from error
@@ -215,6 +235,10 @@ def _chrome_file(chosen: TraceArguments, capture: Capture, machine: Mapping[str,
         FIGURES: capture.summary.as_dict(),
     }
     return encode_trace(events, about, compressed=chosen.chrome_path.suffix == ".gz")
+
+
+def _figures(capture: Capture) -> dict[str, object]:
+    return {FIGURES: capture.summary.as_dict(), "pair": capture.description.as_dict()}
 
 
 def _cost_in_words(alone: GenerationResult, profiled: GenerationResult) -> str:

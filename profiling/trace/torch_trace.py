@@ -5,14 +5,14 @@ Owns how that profiler is set up and how its trace gets into a file. Knows nothi
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from profiling.trace.whole_file import whole_file
 
 
 @contextmanager
@@ -30,10 +30,5 @@ def torch_profiled(path: Path) -> Generator[None, None, None]:
     config = profilers._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(activities=activities, experimental_config=config, acc_events=True) as profiler:
         yield
-    # The ending stays: by that the profiler knows whether to compress.
-    temporary = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
-    try:
-        profiler.export_chrome_trace(str(temporary))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as unfinished:
+        profiler.export_chrome_trace(str(unfinished))

@@ -30,6 +30,7 @@ from scheduler import (
 )
 from tests.support.device_loops import FakeGpu, close_model
 from tests.support.device_loops import target_model as positioned_target
+from tests.support.fake_nvtx import FakeNvtx
 from tests.support.loops import decode, model_proposer, request_of, rigged
 from tests.support.sequential_cases import PROMPT, new_model, sources, target_model
 from tests.support.spans import FakeMarkers, check_recording, recorded
@@ -161,37 +162,7 @@ class TestMarkers:
         assert LaunchOutcome.UNKNOWN in {span.outcome for span in recording.launches if span.lane == lane}
 
 
-class FakeNvtx:
-    """The part of the `nvtx` module that is used; a domain with a tool attached."""
-
-    def __init__(self) -> None:
-        self.open: dict[int, dict[str, Any]] = {}
-        self.closed: list[dict[str, Any]] = []
-        self.categories: dict[str, int] = {}
-        self.domain_name = ""
-
-    def get_domain(self, name: str) -> FakeNvtx:
-        self.domain_name = name
-        return self
-
-    def get_category_id(self, name: str) -> int:
-        return self.categories.setdefault(name, len(self.categories) + 1)
-
-    def get_event_attributes(self, *, message: str, color: str, category: int, payload: int) -> dict[str, Any]:
-        assert isinstance(payload, int)
-        return {"message": message, "color": color, "category": category, "payload": payload}
-
-    def start_range(self, attributes: dict[str, Any]) -> int:
-        self.open[number := len(self.open) + len(self.closed) + 1] = attributes
-        return number
-
-    def end_range(self, number: int) -> None:
-        self.closed.append(self.open.pop(number))
-
-
 class TestNvtx:
-    """There is no push and no pop in the fake: whoever calls them fails."""
-
     async def test_ranges_carry_categories_and_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         nvtx = FakeNvtx()
         monkeypatch.setitem(sys.modules, "nvtx", nvtx)
