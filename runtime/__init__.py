@@ -7,6 +7,7 @@ async with await Runtime.load() as runtime:
 
 from __future__ import annotations
 
+import models  # noqa: F401  # it tells OpenMP how to wait, before anything here imports torch
 from runtime.assembly import build_engine
 from runtime.conversation import Conversation
 from runtime.description import RuntimeDescription
