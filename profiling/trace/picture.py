@@ -48,6 +48,18 @@ _NAMES = {Stage.ROLLBACK: "settle, after a miss rollback"}
 _ARROW_NAME = "verdict to rollback"
 
 
+def check_picture(path: Path) -> None:
+    """Refuse what could not be drawn, before there is a recording.
+
+    Raises:
+        MissingDependencyError: if matplotlib is not installed.
+        ValueError: if matplotlib knows no such format.
+    """
+    known = new_figure().canvas.get_supported_filetypes()
+    if path.suffix.removeprefix(".").lower() not in known:
+        raise ValueError(f"{path} must end in a format that matplotlib can write: .{', .'.join(sorted(known))}")
+
+
 def draw_recording(
     recording: Recording, path: Path, *, rounds: tuple[int, int] | None = None, title: str | None = None
 ) -> tuple[int, int]:
@@ -98,7 +110,7 @@ def _stretch(rounds: Sequence[TracedRound]) -> Stretch:
 def _draw_launch(axes: Axes, launch: LaunchSpan, stretch: Stretch, *, is_discarded: bool) -> None:
     if launch.start_ms is None or launch.end_ms is None:
         return
-    if launch.end_ms < stretch.start_ms or launch.start_ms > stretch.end_ms:
+    if launch.end_ms <= stretch.start_ms or launch.start_ms > stretch.end_ms:
         return
     start_ms = max(launch.start_ms, stretch.start_ms)
     width_ms = max(min(launch.end_ms, stretch.end_ms) - start_ms, _LEAST_SHARE * stretch.span_ms)
