@@ -62,6 +62,8 @@ async def used() -> AsyncIterator[Runtime]:
         async with runtime.stream(PROMPT, max_tokens=400, ignore_eos=True) as chunks:
             async for _ in chunks:
                 break
+        # What was in flight when that one was left still writes to the cache.
+        await rig.drained()
         yield runtime
 
 
@@ -220,15 +222,14 @@ async def test_the_stricter_format_accepts_it_too(used: Runtime) -> None:
 
 async def test_what_is_unknown_is_left_out(used: Runtime) -> None:
     async with build_rig(gamma=3).runtime as fresh:
-        samples = parsed(prometheus_text(fresh))
+        text = prometheus_text(fresh)
+    samples = parsed(text)
     # A count begins at 0, so that its first growth shows as a rate.
     positions = values(samples, "slipstream:spec_decode_num_accepted_tokens_per_pos_total", "position")
     assert positions == {"0": 0, "1": 0, "2": 0}
-    names = {name for name, _ in samples}
-    assert "slipstream:spec_decode_num_drafts_total" in names
-    assert "slipstream:spec_decode_mean_acceptance_length" not in names
-    assert "slipstream:spec_decode_rolling_acceptance_rate" not in names
-    assert not any("device_" in name for name in names)
+    assert "slipstream:spec_decode_num_drafts_total" in text
+    for name in ("spec_decode_mean_acceptance_length", "spec_decode_rolling_acceptance_rate", "device_"):
+        assert name not in text, "not even its help"
 
 
 async def test_figures_of_the_gpu_that_are_known_are_shown(used: Runtime) -> None:
