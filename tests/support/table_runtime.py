@@ -21,6 +21,7 @@ from scheduler import (
     NgramProposer,
     Proposer,
     SourceCosts,
+    SpanRecorder,
     ThreadStream,
 )
 from tests.support.table_model import TableModel
@@ -124,6 +125,7 @@ def build_rig(
         acceptance_threshold=acceptance_threshold,
         **settings,  # type: ignore[arg-type]  # the caller names real fields
     )
+    spans = SpanRecorder()
     engine = Engine(
         tokenizer=tokenizer or tiny_tokenizer(),
         target=lane,
@@ -133,7 +135,8 @@ def build_rig(
         weights=WeightKind.FLOAT32,
         num_threads=1,
         num_draft_threads=0,
-        loops=decoding_loops(loaded, lane, draft_stream, proposers),
+        loops=decoding_loops(loaded, lane, draft_stream, proposers, spans=spans),
+        spans=spans,
     )
     return Rig(
         runtime=Runtime(engine, loaded),
