@@ -56,6 +56,8 @@ class TraceArguments:
     out: Path
     picture: Path | None
     """Where a picture of some rounds goes."""
+    rounds: tuple[int, int] | None
+    """Numbers of its first and its last round; None takes some that show much."""
     streams: StreamKind | None
     contention: float
     """On virtual streams: how many times longer a lane takes beside the other."""
@@ -99,6 +101,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TraceArguments:
     """
     parser = _parser()
     given = vars(parser.parse_args(argv))
+    if given["rounds"] is not None:
+        given["rounds"] = tuple(given["rounds"])
     load = {"mode": Mode.PIPELINED.value, **runtime_arguments.load_keywords(given)}
     try:
         if given["streams"] is not None:
@@ -143,8 +147,21 @@ def _contradiction(arguments: TraceArguments) -> str | None:
     for flag, given in only_nsys.items():
         if given and without:
             return f"{flag} is for nsys, and {without} does without; leave out one of them"
+    if problem := _rounds_problem(arguments):
+        return problem
     if arguments.contention != NO_CONTENTION and arguments.streams is not StreamKind.VIRTUAL:
         return f"--contention is for simulated lanes; add --streams {StreamKind.VIRTUAL.value}, or leave it out"
+    return None
+
+
+def _rounds_problem(arguments: TraceArguments) -> str | None:
+    if arguments.rounds is None:
+        return None
+    first, last = arguments.rounds
+    if arguments.picture is None:
+        return "--rounds says what the picture shows; add --picture FILE, or leave it out"
+    if not 0 <= first <= last:
+        return f"--rounds must name a first and a last round, counted from 0, got {first} and {last}"
     return None
 
 
@@ -204,6 +221,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument(
         "--picture", type=new_file, metavar="FILE", default=None, help="also draw some rounds, as .png, .svg or .pdf"
+    )
+    group.add_argument(
+        "--rounds",
+        type=int,
+        nargs=2,
+        metavar=("A", "B"),
+        default=None,
+        help="with --picture: the first and the last round to draw (default: a few that show a hit, a miss and its "
+        "rollback)",
     )
     group.add_argument(
         "--torch",

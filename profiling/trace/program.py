@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from models import BaseConsole, new_figure, write_atomically
+from models import BaseConsole, write_atomically
 from profiling.machine import describe_machine
 from profiling.trace import nsys
-from profiling.trace.arguments import StreamKind, TraceArguments, parse_arguments
+from profiling.trace.arguments import NO_CONTENTION, StreamKind, TraceArguments, parse_arguments
 from profiling.trace.capture import Capture, TracedPair
 from profiling.trace.chrome_events import encode_trace
 from profiling.trace.chrome_trace import chrome_events
-from profiling.trace.picture import draw_recording
+from profiling.trace.picture import check_picture, draw_recording
 from profiling.trace.summary_text import format_summary
 from profiling.trace.torch_trace import torch_profiled
 from profiling.trace.whole_file import whole_file
@@ -83,7 +83,7 @@ class _Program:
             return
         if chosen.picture is not None:
             # Now, not after a minute of loading.
-            new_figure()
+            _check_drawable(chosen.picture)
         if chosen.under_nsys:
             self._run_under_nsys()
         elif (obstacle := self._obstacle()) is None:
@@ -175,11 +175,23 @@ class _Program:
             return {}
         try:
             with _writing(path), whole_file(path) as unfinished:
-                first, last = draw_recording(capture.recording, unfinished)
+                first, last = draw_recording(
+                    capture.recording, unfinished, rounds=self._chosen.rounds, title=self._title(capture)
+                )
         except ValueError as error:
             raise CannotTrace(f"{path} cannot be drawn: {error}") from error
         self._console.result(f"picture of rounds {first} to {last}: {_seen(path)}")
         return {"picture": str(path)}
+
+    def _title(self, capture: Capture) -> str:
+        pair, chosen = capture.description, self._chosen
+        title = f"{pair.target} with {' and '.join(pair.draft) or 'no draft'}, {pair.mode.value}"
+        if chosen.streams is not StreamKind.VIRTUAL:
+            return title
+        contention = (
+            "" if chosen.contention == NO_CONTENTION else f", {chosen.contention:g} times as long beside another"
+        )
+        return f"{title}, on virtual streams{contention}"
 
     def _record(
         self, *, markers: Markers | None = None, watched: AbstractContextManager[object] | None = None
@@ -256,6 +268,13 @@ def _stages(first: str) -> Generator[Callable[[str], None], None, None]:
     """Show what is going on; what it yields begins the next stage. Nothing is drawn while a stage runs."""
     with tqdm(total=0, desc=first, bar_format="{desc} ...", disable=None, file=sys.stderr, leave=False) as progress:
         yield progress.set_description_str
+
+
+def _check_drawable(path: Path) -> None:
+    try:
+        check_picture(path)
+    except ValueError as error:
+        raise CannotTrace(str(error)) from error
 
 
 @contextmanager
