@@ -8,13 +8,15 @@ import dataclasses
 import pytest
 import torch
 
+from models import TOY_DRAFT, WeightKind, random_decoder
 from profiling.trace.bandwidth import best_rate, measure_bandwidth
 from profiling.trace.conclusions import conclusions
 from profiling.trace.summary import TraceSummary, summarise
-from profiling.trace.traffic import Traffic
+from profiling.trace.traffic import TargetReads, Traffic
 from scheduler import CostModel, CudaStream, Recording, VirtualDevice
 from tests.support.fake_cuda import FakeDriver
 from tests.support.hand_recording import HandRecording, hit_and_miss
+from tests.support.table_model import TableModel
 
 
 def advice(summary: TraceSummary) -> str:
@@ -112,6 +114,25 @@ def test_where_nothing_stands_out_nothing_is_recommended() -> None:
     assert times is not None
     idle = dataclasses.replace(summary, decoding=dataclasses.replace(times, target_ms=0.89 * times.span_ms))
     assert advice(idle) == "What would help: nothing that stands out."
+
+
+class TestTargetReads:
+    @pytest.mark.parametrize("weights", [WeightKind.FLOAT32, WeightKind.BFLOAT16])
+    def test_what_a_call_reads(self, weights: WeightKind) -> None:
+        """All weights, each once; of an embedding that is no head, only the rows of the call's tokens."""
+        for tied in (True, False):
+            config = dataclasses.replace(TOY_DRAFT, tie_embeddings=tied)
+            model = random_decoder(config, weights=weights)
+            element_bytes = 4 if weights is WeightKind.FLOAT32 else 2
+            embedding_bytes = 0 if tied else config.vocab_size * config.hidden_size * element_bytes
+            reads = TargetReads.of(model, num_prompt_tokens=5)
+            assert reads is not None
+            assert reads.weight_bytes == model.num_weight_bytes - embedding_bytes
+            cache = model.new_cache(10)
+            assert reads.bytes_per_position == cache.num_bytes / cache.num_positions
+
+    def test_nobody_knows_what_other_models_read(self) -> None:
+        assert TargetReads.of(TableModel(), num_prompt_tokens=5) is None
 
 
 class TestBandwidth:

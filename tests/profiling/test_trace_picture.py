@@ -9,7 +9,10 @@ import pytest
 from matplotlib import image
 from matplotlib.colors import to_rgb
 
+from profiling.trace.arguments import parse_arguments
+from profiling.trace.capture import TracedPair
 from profiling.trace.picture import STAGE_COLOURS, check_picture, draw_recording
+from profiling.trace.program import main
 from profiling.trace.shown_rounds import chosen_rounds, rounds_between
 from scheduler import Recording, Stage
 from tests.support.hand_recording import HandRecording, hit_and_miss
@@ -126,6 +129,37 @@ class TestDrawing:
         for name in ("rounds.docx", "rounds"):
             with pytest.raises(ValueError, match=f"{name} must end in a format that matplotlib can write: .*\\.png"):
                 check_picture(Path(name))
+
+
+class TestCommandLine:
+    def test_rounds_reach_the_picture(self, tmp_path: Path) -> None:
+        chosen = parse_arguments(["--picture", str(tmp_path / "rounds.png"), "--rounds", "3", "5"])
+        assert (chosen.picture, chosen.rounds) == (tmp_path / "rounds.png", (3, 5))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--rounds", "1", "2"], "--rounds says what the picture shows; add --picture FILE"),
+            (["--picture", "rounds.png", "--rounds", "3", "2"], "--rounds must name a first and a last round"),
+            (["--picture", "rounds.png", "--rounds", "-1", "2"], "counted from 0, got -1 and 2"),
+            (["--picture", "no/such/folder/rounds.png"], "no/such/folder/rounds.png cannot be written"),
+        ],
+    )
+    def test_what_cannot_be_is_refused(
+        self, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            parse_arguments(arguments)
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err
+
+    def test_a_format_is_refused_before_anything_is_loaded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.delattr(TracedPair, "load")
+        assert main(["--picture", str(tmp_path / "rounds.docx"), "--out", str(tmp_path / "trace.json")]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "rounds.docx must end in a format that matplotlib can write" in line
 
 
 def draw_text(recording: Recording, path: Path) -> str:

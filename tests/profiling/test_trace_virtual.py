@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from matplotlib import image
 
 from profiling.trace.lane_times import LaneTimes
-from profiling.trace.picture import draw_recording
+from profiling.trace.program import main
 from profiling.trace.summary import TraceSummary, summarise
 from profiling.trace.traced_round import Stretch
 from profiling.trace.virtual_pair import PricedCalls, build_virtual_engine
@@ -148,7 +150,7 @@ async def recorded(engine: Engine, settings: LoadSettings) -> tuple[GenerationRe
 
 
 class TestLoadedPair:
-    async def test_a_real_pair_overlaps_and_writes_its_own_text(self, tiny_gguf: Path, tmp_path: Path) -> None:
+    async def test_a_real_pair_overlaps_and_writes_its_own_text(self, tiny_gguf: Path) -> None:
         settings = settings_of(tiny_gguf)
         async with await Runtime.load(tiny_gguf, draft="none", mode="plain", threads=2, device="cpu") as runtime:
             plain = await runtime.generate(PROMPT, max_tokens=32, temperature=0.0, ignore_eos=True)
@@ -160,7 +162,6 @@ class TestLoadedPair:
         assert decoding(summary).both_ms
         assert summary.overlap_efficiency is not None
         assert summary.num_unknown == 0
-        draw_recording(recording, tmp_path / "rounds.png")
         # Each width has one price alone and one beside the draft.
         for row in summary.by_width:
             durations = {
@@ -179,6 +180,22 @@ class TestLoadedPair:
         assert times.draft_ms
         stretch = Stretch(start_ms=recording.rounds[0].start_ms, end_ms=recording.rounds[-1].verdict_ms)
         assert times.span_ms == pytest.approx(stretch.span_ms)
+
+    def test_the_program_traces_it_and_draws_it(
+        self, tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        pair = ["--target", str(tiny_gguf), "--draft", "early-exit:1", "--gamma", "2", "--threads", "2"]
+        files = ["--out", str(tmp_path / "trace.json"), "--picture", str(tmp_path / "rounds.png"), "--rounds", "1", "3"]
+        virtual = ["--streams", "virtual", "--contention", "1.5", "--max-tokens", "24"]
+        assert main([*pair, *files, *virtual, "--json"]) == 0
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert any(line.startswith("picture of rounds 1 to 3: ") for line in lines)
+        assert any(line.startswith("The lanes overlap ") for line in lines)
+        printed = json.loads(last)
+        assert printed["picture"] == str(tmp_path / "rounds.png")
+        assert printed["figures"]["decoding"]["both_ms"] > 0
+        height, width, _ = image.imread(tmp_path / "rounds.png").shape
+        assert width > 2 * height > 0
 
     async def test_a_gpu_and_an_impossible_contention_are_refused(self, tiny_gguf: Path) -> None:
         with pytest.raises(ValueError, match="virtual streams run models on the CPU, not on 'cuda:1'"):
