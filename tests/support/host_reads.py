@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +119,32 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = func.overloadpacket.__name__
+        name = _name_of(func)
         if name in _READING_OPERATORS:
             self._guard.refuse(f"aten.{name}")
         elif name in {"index", "index_put", "index_put_", "_index_put_impl_"} and _has_mask(args[1]):
             self._guard.refuse(f"aten.{name} with a boolean mask")
         elif name in {"_to_copy", "copy_"} and _waits_for_device(name, args, kwargs):
             self._guard.refuse(f"aten.{name} from the device")
+        if func in _INDIVISIBLE:
+            return func(*args, **kwargs)
         # In inference mode, compound operators come undivided, and what is inside would pass the net.
         with self:
             result = func.decompose(*args, **kwargs)
-        return func(*args, **kwargs) if result is NotImplemented else result
+        if result is NotImplemented:
+            _INDIVISIBLE.add(func)
+            return func(*args, **kwargs)
+        return result
+
+
+_INDIVISIBLE: set[Any] = set()
+"""Operators that are known to have no others inside."""
+
+
+@cache
+def _name_of(operator: Any) -> str:
+    name: str = operator.overloadpacket.__name__
+    return name
 
 
 class _Active(threading.local):
