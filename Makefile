@@ -69,7 +69,7 @@ fuzz: $(INSTALLED) ## Play the pipeline in many thousand orders (about an hour; 
 	$(SAY) "Interleaving fuzz"
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
-bench: weights ## Measure against transformers on this machine
+bench: weights ## Measure against other runtimes on this machine
 	$(SAY) "Benchmark"
 	@$(BIN)/python -m profiling.bench $(BENCH_ARGS)
 

@@ -35,6 +35,7 @@ from models.errors import (
 from models.feature_model import FeatureReader, FeatureSource
 from models.figure import new_figure
 from models.free_memory import available_memory
+from models.gguf_file import GgufFile
 from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind, draft_weight_kind
 from models.loading import LoadedModel, OpenModel, open_model
 from models.memory import DistilledSize, MemoryEstimate, check_memory, estimate_memory
@@ -65,6 +66,7 @@ __all__ = [
     "FeatureDraft",
     "FeatureReader",
     "FeatureSource",
+    "GgufFile",
     "InsufficientMemoryError",
     "LoadedModel",
     "MemoryEstimate",

@@ -27,7 +27,7 @@ from profiling.bench_run import PeerRecord, PeerState, Run
 from profiling.bench_sources import Assistant, check_sources
 from profiling.bench_speedups import PromptSpeedup, format_speedups, prompt_speedups, summarise_speedups
 from profiling.bench_standing import format_aims, format_standings, judge_aims, standings
-from profiling.bench_summary import SummaryRow, format_decisions, format_table, summarise
+from profiling.bench_summary import SummaryRow, format_decisions, format_peers, format_table, summarise
 from profiling.bench_systems import WARM_UP, System, Turn, line_up
 from profiling.machine import describe_machine
 from profiling.peers.process import PeerLostError
@@ -147,6 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(format_table(rows, measured.records))
     print("\nSpeed over plain decoding, prompt by prompt:\n" + format_speedups(speedup_rows))
     print("\nWhat was decided where it was left open:\n" + format_decisions(rows))
+    if any(record.version for record in measured.records):
+        print("\nThe peers, as they ran:\n" + format_peers(measured.records))
     if found:
         print("\nAhead of whom, behind whom, where:\n" + format_standings(found))
         print("\nThe aims:\n" + format_aims(aims))

@@ -197,17 +197,21 @@ def judge_aims(found: Sequence[Standing]) -> list[AimResult]:
 
 
 def format_standings(found: Sequence[Standing]) -> str:
-    """The ratios as a person reads them."""
-    layout = "{:>7}  {:5}  {:36}  {:11}  {:42}  {:>6}  {:>6}  {:>6}  {}"
+    """The ratios as a person reads them; a peer's best is one of its other two, and only marked."""
+    layout = "{:>7}  {:5}  {:38}  {:17}  {:38}  {:>6}  {:>6}  {:>6}  {}"
     titles = ("threads", "kind", "peer's system", "is its", "our fastest", "median", "lowest", "auto", "we are")
     lines = [layout.format(*titles)]
+    best = {(row.threads, row.kind, row.peer_system) for row in found if row.against is Against.BEST}
     for row in found:
+        if row.against is Against.BEST:
+            continue
+        is_best = (row.threads, row.kind, row.peer_system) in best
         lines.append(
             layout.format(
                 row.threads,
                 row.kind,
                 row.peer_system,
-                row.against,
+                f"{row.against}, best" if is_best else row.against,
                 row.own_system,
                 f"{row.median:.2f}",
                 f"{min(row.ratios):.2f}",

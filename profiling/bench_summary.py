@@ -122,6 +122,15 @@ def format_table(rows: Sequence[SummaryRow], records: Sequence[PeerRecord] = ())
     return "\n".join(lines)
 
 
+def format_peers(records: Sequence[PeerRecord]) -> str:
+    """With what settings each peer's system ran."""
+    return "\n".join(
+        f"{record.system} ({record.threads} thread(s)): version {record.version}; {record.settled}"
+        for record in records
+        if record.version
+    )
+
+
 def format_decisions(rows: Sequence[SummaryRow]) -> str:
     """What was decided where that was left open, and why."""
     return "\n".join(

@@ -202,7 +202,7 @@ async def _add_peers(
     for plan in tqdm(plans, desc="loading peers", unit="system", disable=None, file=sys.stderr):
         name, threads = plan.system, plan.settings.threads
         try:
-            process = await PeerProcess.start(plan.settings)
+            process, died_of = await PeerProcess.start_tried(plan.settings, plan.second_try, encode(WARM_UP))
         except PeerMissingError:
             record = PeerRecord(system=name, threads=threads, state=PeerState.MISSING, reason=plan.missing)
         except PeerLostError as error:
@@ -216,7 +216,7 @@ async def _add_peers(
                 threads=threads,
                 state=PeerState.MEASURED,
                 version=process.version,
-                settled=process.settled,
+                settled=process.settled + (f" (otherwise {died_of})" if died_of else ""),
             )
         lined_up.records.append(record)
 

@@ -1,7 +1,8 @@
 """llama.cpp through llama-cpp-python: the same GGUF file, plain and with its own prompt lookup.
 
 Owns how it is set up and asked. Knows nothing of processes. Its documentation (README, "Speculative Decoding") proposes
-ten tokens at once, and two on a machine without a GPU; a benchmark measures both.
+ten tokens at once, and two on a machine without a GPU; a benchmark measures both. Some of its builds die in the kernels
+for AMX (https://github.com/ggml-org/llama.cpp/issues/20824); these are left out by not repacking weights for them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class LlamaCppPeer(Peer):
             ImportError: if llama-cpp-python is not installed.
             PeerRefusal: if the target is no GGUF file, or a draft model is asked for.
         """
-        from llama_cpp import Llama
+        from llama_cpp import Llama, llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         if settings.mode is PeerMode.ASSISTED:
@@ -35,6 +36,8 @@ class LlamaCppPeer(Peer):
         lookup = None
         if settings.mode is PeerMode.PROMPT_LOOKUP:
             lookup = LlamaPromptLookupDecoding(num_pred_tokens=settings.lookup_tokens)
+        if not settings.may_repack:
+            _forbid_repacking(llama_cpp)
         self._llama: Any = Llama(
             path,
             n_ctx=settings.context_length,
@@ -47,9 +50,8 @@ class LlamaCppPeer(Peer):
             verbose=False,
         )
         self.version = importlib.metadata.version(DISTRIBUTION)
-        self.settled = f"n_batch {_BATCH_TOKENS}, mmap" + (
-            "" if lookup is None else f", {settings.lookup_tokens} tokens looked up by n-grams of at most 2"
-        )
+        self.settled = f"n_batch {_BATCH_TOKENS}, mmap" + ("" if settings.may_repack else ", weights not repacked")
+        self.settled += "" if lookup is None else f", {settings.lookup_tokens} tokens looked up by n-grams of at most 2"
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> PeerAnswer:
         """Write exactly `max_tokens` tokens; see `Peer`."""
@@ -61,3 +63,15 @@ class LlamaCppPeer(Peer):
             clock.take([int(token)])
         tokens.close()
         return clock.answer(max_tokens)
+
+
+def _forbid_repacking(bindings: Any) -> None:
+    """Have models loaded from now on keep their weights as the file has them; `Llama` has no option for that."""
+    defaults = bindings.llama_model_default_params
+
+    def without_repacking() -> Any:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    bindings.llama_model_default_params = without_repacking

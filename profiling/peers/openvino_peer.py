@@ -36,6 +36,7 @@ class OpenVinoPeer(Peer):
             ImportError: if openvino-genai is not installed.
             PeerRefusal: if target or draft is no GGUF file.
         """
+        import openvino
         import openvino_genai
 
         path = need_gguf(settings, "openvino-genai", "export it with optimum-intel for a measurement of your own")
@@ -50,7 +51,8 @@ class OpenVinoPeer(Peer):
         }
         options: dict[str, Any] = {"scheduler_config": scheduler, **device}
         self._request: dict[str, int] = {}
-        settled = "latency hint, one stream, paged attention, no prefix caching"
+        precision = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
+        settled = f"computes in {precision}, latency hint, one stream, paged attention, no prefix caching"
         with tempfile.TemporaryDirectory(prefix="slipstream-draft-") as folder:
             if settings.mode is PeerMode.PROMPT_LOOKUP:
                 options["prompt_lookup"] = True

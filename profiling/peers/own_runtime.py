@@ -37,6 +37,7 @@ class OwnRuntime(Peer):
                 )
             )
         except SlipstreamError as error:
+            self._runner.close()
             raise PeerRefusal(str(error)) from error
         self.version = importlib.metadata.version("slipstream")
 
@@ -47,3 +48,8 @@ class OwnRuntime(Peer):
         )
         metrics = result.metrics
         return PeerAnswer(token_ids=result.token_ids, ttft_ms=metrics.ttft_ms or 0.0, tpot_ms=metrics.tpot_ms or 0.0)
+
+    def close(self) -> None:
+        """Let go of the runtime and its event loop."""
+        self._runner.run(self._runtime.close())
+        self._runner.close()

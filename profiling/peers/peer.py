@@ -50,6 +50,8 @@ class PeerSettings:
     """How many of these."""
     lookup_tokens: int = 10
     """PROMPT_LOOKUP: most tokens that are proposed at once."""
+    may_repack: bool = True
+    """LLAMA_CPP: whether it may keep weights in the layouts of its special kernels, such as AMX's."""
     weights: str | None = None
     """SLIPSTREAM: how matrices are kept."""
     draft_sources: tuple[str, ...] = ()
@@ -95,6 +97,9 @@ class Peer(ABC):
         Raises:
             PeerRefusal: if other than `max_tokens` tokens came.
         """
+
+    def close(self) -> None:  # noqa: B027  # most have nothing to let go of that their process's end does not
+        """Let go of everything; nothing can be asked after that."""
 
 
 class TokenClock:

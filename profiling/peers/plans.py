@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from models.gguf_file import GgufFile
+from models import GgufFile
 from profiling.peers.peer import PeerMode, PeerName, PeerSettings
 
 MEASURED_PEERS = (PeerName.TRANSFORMERS, PeerName.LLAMA_CPP, PeerName.OPENVINO)
@@ -42,6 +42,11 @@ class PeerPlan:
     system: str
     """Its name, as `PEER WEIGHTS, MODE`."""
     settings: PeerSettings
+
+    @property
+    def second_try(self) -> PeerSettings | None:
+        """What to load where the first process died; None where there is nothing else to try."""
+        return replace(self.settings, may_repack=False) if self.settings.peer is PeerName.LLAMA_CPP else None
 
     @property
     def missing(self) -> str:

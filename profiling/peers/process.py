@@ -24,6 +24,7 @@ PATIENCE_S = 600.0
 """After this long without an answer a peer is taken to hang."""
 _LONGEST_LINE_BYTES = 1 << 24
 _ENDING_S = 10.0
+_TRIAL_TOKENS = 8
 _ROOT = Path(profiling.__file__).parents[1]
 
 
@@ -33,6 +34,10 @@ class PeerLostError(Exception):
 
 class PeerMissingError(PeerLostError):
     """A peer's library is not installed."""
+
+
+class PeerDiedError(PeerLostError):
+    """A peer's process has ended, without a word of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +59,19 @@ class PeerProcess:
         self.version = ""
         self.settled = ""
 
+    @property
+    def number(self) -> int:
+        """As the system has it."""
+        return self._process.pid
+
     @classmethod
     async def start(cls, settings: PeerSettings, *, patience_s: float = PATIENCE_S) -> Self:
         """Start a process and load the peer in it.
 
         Raises:
             PeerMissingError: if its library is not installed.
-            PeerLostError: if it cannot be loaded.
+            PeerDiedError: if its process ends.
+            PeerLostError: if it cannot be loaded for another reason.
         """
         paths = [path for path in (os.environ.get("PYTHONPATH"), str(_ROOT)) if path]
         errors = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the process
@@ -82,6 +93,36 @@ class PeerProcess:
             raise
         started.version, started.settled = str(reply["version"]), str(reply["settled"])
         return started
+
+    @classmethod
+    async def start_tried(
+        cls, settings: PeerSettings, second_try: PeerSettings | None, trial: Sequence[int]
+    ) -> tuple[Self, str]:
+        """Start a process and have it write a few tokens; where it dies of that, start it otherwise.
+
+        Args:
+            second_try: what is loaded then; None gives up.
+            trial: the prompt.
+
+        Returns:
+            The process, and what the first one died of, if it did.
+
+        Raises:
+            PeerMissingError: if the peer's library is not installed.
+            PeerLostError: if it cannot be loaded, or cannot write.
+        """
+        process = await cls.start(settings)
+        try:
+            await process.answer(trial, _TRIAL_TOKENS)
+        except PeerDiedError as error:
+            await process.close()
+            if second_try is None:
+                raise
+            return (await cls.start_tried(second_try, None, trial))[0], str(error)
+        except BaseException:
+            await process.close()
+            raise
+        return process, ""
 
     async def answer(
         self, prompt_ids: Sequence[int], max_tokens: int, *, patience_s: float = PATIENCE_S
@@ -122,7 +163,7 @@ class PeerProcess:
             process.kill()
             raise PeerLostError(f"gave no answer within {patience_s:g} s") from None
         if not line.endswith(b"\n"):
-            raise PeerLostError(await self._last_words())
+            raise PeerDiedError(await self._last_words())
         reply: dict[str, Any] = json.loads(line)
         if "missing" in reply:
             raise PeerMissingError(str(reply["reason"]))

@@ -47,6 +47,8 @@ def main() -> int:
             memory = {"peak_memory_bytes": peak_memory_bytes(), "idle_cpu_share": idle_share}
             _send(out, {**asdict(answer), **memory})
         rested = (time.perf_counter(), time.process_time())
+    if peer is not None:
+        peer.close()
     return 0
 
 
