@@ -19,7 +19,9 @@ import pytest
 from tests.support.command_line import ROOT, run_command, start_command
 from tests.support.tiny_checkpoint import write_tiny_gguf
 
-LONG = ("--max-tokens", "8000", "--ignore-eos", "--threads", "1")
+ONE_THREAD = ("--threads", "1")
+"""Other tests run beside these: more threads would mostly wait for a core. The demo model is run without."""
+LONG = ("--max-tokens", "8000", "--ignore-eos", *ONE_THREAD)
 """Takes seconds: whoever reads the first token is in the middle of the answer."""
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals work otherwise on Windows")
@@ -62,7 +64,7 @@ def next_note(process: subprocess.Popen[bytes]) -> str:
 
 
 def test_only_the_answer_is_on_standard_output(checkpoint: Path) -> None:
-    arguments = ("--target", checkpoint, "--max-tokens", "9", "--seed", "1")
+    arguments = ("--target", checkpoint, "--max-tokens", "9", "--seed", "1", *ONE_THREAD)
     record = json.loads(run_command(*arguments, "--json", "hello").stdout)
     finished = run_command(*arguments, "-", stdin="hello\n")
     assert finished.returncode == 0, finished.stderr
@@ -123,7 +125,7 @@ def test_an_interrupt_cuts_a_reply_and_the_conversation_goes_on(checkpoint: Path
 
 
 def test_the_end_of_input_ends_a_conversation(checkpoint: Path) -> None:
-    finished = run_command("--target", checkpoint, "--chat", "--max-tokens", "3", stdin="hello\nthe")
+    finished = run_command("--target", checkpoint, "--chat", "--max-tokens", "3", *ONE_THREAD, stdin="hello\nthe")
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr.count("reused from the cache") == 2
 
@@ -170,7 +172,7 @@ class Terminal:
 
 @pytest.mark.parametrize("end", ["interrupt", "end of input", "/exit"])
 def test_a_conversation_at_a_terminal(checkpoint: Path, end: str) -> None:
-    terminal = Terminal("--target", checkpoint, "--chat", "--max-tokens", "5", "--threads", "1")
+    terminal = Terminal("--target", checkpoint, "--chat", "--max-tokens", "5", *ONE_THREAD)
     try:
         terminal.wait_for("loading")
         terminal.wait_for("> ")
@@ -193,7 +195,7 @@ def test_a_conversation_at_a_terminal(checkpoint: Path, end: str) -> None:
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
 def test_a_closed_standard_stream_does_no_harm(checkpoint: Path, closed: str) -> None:
-    command = [sys.executable, "-m", "runtime", "--target", checkpoint, "--max-tokens", "2", "hello"]
+    command = [sys.executable, "-m", "runtime", "--target", checkpoint, "--max-tokens", "2", *ONE_THREAD, "hello"]
     line = f"{shlex.join(map(str, command))} {closed}"
     finished = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, timeout=100, check=False)
     assert finished.returncode == 0, finished.stderr
