@@ -5,7 +5,8 @@ Owns the choice among measured rows. Knows nothing of how they were measured.
 The fastest gamma is chosen, by the median of the prompts' ratios; of several that are as fast to within 1 %, the
 smallest. It is recommended only if its gain over plain decoding is more than the noise, which is what two plain runs of
 one prompt differ by. A reason is told in the two things that a larger gamma changes: a round brings more tokens, as far
-as the later positions are accepted, and it takes longer. The first is counted; the second follows from it and the speed.
+as the later positions are accepted, and it takes longer. The first is counted; the second follows from it and the
+speed.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 from profiling.machine import new_folder
 from profiling.prompts import PromptKind, bench_prompts
 from runtime import GenerationOptions, LoadSettings, Mode
-from runtime.arguments import add_load_options, load_keywords
+from runtime import arguments as runtime_arguments
 
 MAX_GAMMA = 15
 MODES = (Mode.SEQUENTIAL, Mode.PIPELINED)
@@ -105,7 +105,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
         parser.error(
             f"--max-tokens must be at least {least_tokens}, two rounds of the largest gamma, got {chosen.max_tokens}"
         )
-    load = load_keywords(vars(chosen))
+    load = runtime_arguments.load_keywords(vars(chosen))
     if "draft" in load:
         load["draft"] = [draft for text in chosen.draft for draft in text.split(",")]
     settings = SweepSettings(
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 done, 1 failed or an output that differs from plain decoding's, 2 wrong usage, "
         "130 interrupted; with --out-dir the same command goes on",
     )
-    add_load_options(parser.add_argument_group("the pair"), _LOAD_NAMES)
+    runtime_arguments.add_load_options(parser.add_argument_group("the pair"), _LOAD_NAMES)
     parser.add_argument(
         "--gammas",
         type=int,

@@ -3,8 +3,9 @@
 Owns the turns, the cells and the loop over them, which can be told what was measured before. Knows nothing of runtimes.
 
 In each turn every cell answers the same prompt, so that each ratio is one of two runs that were near in time. The
-cells take turns at being first, and every other turn goes backwards, so that none always follows the same one. Plain
-decoding runs twice a turn, half a turn apart: what the two differ by is the noise.
+cells take turns at being first, and every other turn is the one before it backwards: so none always follows the same
+one, and none is late more often than others on a machine that grows slower. Plain decoding runs twice a turn, half a
+turn apart: what the two differ by is the noise.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def complete_turns(runs: Sequence[SweepRun], cells: Sequence[Cell]) -> list[Swee
 
 def ordered(cells: Sequence[Cell], number: int) -> Iterator[Cell]:
     """The cells as they come in one turn."""
-    first = number % len(cells)
+    first = number // 2 % len(cells)
     order = [*cells[first:], *cells[:first]]
     return iter(order if number % 2 == 0 else order[::-1])
 
