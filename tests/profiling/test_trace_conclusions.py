@@ -67,7 +67,7 @@ def test_plain_decoding_is_told_to_draft() -> None:
     overlap, waiting, what = conclusions(summarise(hand.build()))
     assert overlap == "Nothing was drafted: the target decodes alone."
     assert waiting.startswith("The target waits 2.0 ms after a plain round (medians): 10% of the time")
-    assert what.startswith("What would help: proposals;")
+    assert what.startswith("What would help: proposals, of which there were none")
 
 
 def test_lanes_on_one_stream_take_turns() -> None:

@@ -169,6 +169,31 @@ class TestUnknown:
         assert summary.host_gap is None
         assert decoding(summary).span_ms == 10
 
+    def test_rounds_that_do_not_follow_each_other_have_no_bubble_between_them(self) -> None:
+        recording = hit_and_miss()
+        first, _, last = recording.rounds
+        summary = summarise(dataclasses.replace(recording, rounds=(first, last)))
+        assert summary.host_gap is None
+        assert summary.num_rounds == 2
+
+    def test_a_guess_that_is_drawn_while_its_block_runs_is_not_waited_for(self) -> None:
+        hand = HandRecording()
+        hand.round(0, 10, verify=(0, 9))
+        block, guess = hand.draft(9, 13), hand.draft(13, 20)
+        hand.round(10, 40, verify=(14, 39), queued_ms=11, drafts=(block, guess), proposed=1, hit=False)
+        gap = summarise(hand.build()).host_gap
+        assert gap is not None
+        assert (gap.start_ms, gap.draft_wait_ms) == (3, 2)
+
+    def test_plain_rounds_do_not_shorten_the_mean_acceptance_length(self) -> None:
+        """It is of the rounds that proposed something, as in a request's metrics."""
+        hand = HandRecording()
+        hand.round(0, 10)
+        hand.round(10, 20, proposed=4, accepted=3)
+        hand.round(20, 30, proposed=4, accepted=0)
+        acceptance = summarise(hand.build()).acceptance
+        assert (acceptance.mean_acceptance_length, acceptance.acceptance_rate) == (2.5, 3 / 8)
+
 
 class TestRequests:
     def test_the_time_between_two_requests_is_neither_prefill_nor_decoding(self) -> None:
