@@ -296,7 +296,7 @@ def _seen(path: Path) -> str:
         num_bytes = path.stat().st_size
     except OSError as error:
         raise CannotTrace(f"{path} was written and is not there: {error.strerror}") from error
-    return f"{path} ({num_bytes / 1e6:.1f} MB)"
+    return f"{path} ({num_bytes / 1e3:,.0f} kB)"
 
 
 def _json_object(line: str) -> dict[str, Any] | None:
