@@ -208,12 +208,17 @@ async def test_who_runs_and_who_waits(rig: Rig) -> None:
     assert (rig.runtime.metrics.num_requests_running, rig.runtime.metrics.num_requests_waiting) == (0, 0)
 
 
+def wait_closed(rig: Rig) -> None:
+    while not rig.stream._closed:
+        time.sleep(0.001)
+
+
 async def test_closing_aborts_who_waits_and_keeps_the_figures(rig: Rig) -> None:
     gate = Gate(rig.target, call=2)
     tasks = [asyncio.create_task(answer(rig, max_tokens=400)) for _ in range(2)]
     await asyncio.to_thread(gate.wait_reached)
     closing = asyncio.create_task(rig.runtime.close())
-    await asyncio.sleep(0)
+    await asyncio.to_thread(wait_closed, rig)
     gate.open()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     await closing
@@ -224,6 +229,8 @@ async def test_closing_aborts_who_waits_and_keeps_the_figures(rig: Rig) -> None:
 
 async def test_another_thread_may_ask_at_any_time(rig: Rig) -> None:
     taken: list[RuntimeMetrics] = []
+    in_calls: list[RuntimeMetrics] = []
+    rig.target.before_call = lambda number: in_calls.append(rig.runtime.metrics)
     done = threading.Event()
 
     def watch() -> None:
@@ -239,12 +246,14 @@ async def test_another_thread_may_ask_at_any_time(rig: Rig) -> None:
     finally:
         done.set()
         watcher.join()
-    assert len({metrics.num_output_tokens for metrics in taken}) > 3, "it was never asked in the middle"
-    for metrics in taken:
+    # The worker of the target's stream asks in the middle of every round, the other thread at any moment.
+    assert len({metrics.num_output_tokens for metrics in in_calls}) > 10
+    for metrics in (*taken, *in_calls):
         check_consistent(metrics)
     for name in SUMS:
-        values = [getattr(metrics, name) for metrics in taken]
-        assert values == sorted(values)
+        for series in (taken, in_calls):
+            values = [getattr(metrics, name) for metrics in series]
+            assert values == sorted(values)
 
 
 def test_figures_are_taken_between_rounds_and_never_within_one(monkeypatch: pytest.MonkeyPatch) -> None:
