@@ -50,7 +50,7 @@ FAULTS = {
     ),
     "a prompt's features are handed out before they are there": (
         "scheduler.drafter",
-        "self._stream.wait(parcel.sent)",
+        "self._track.stream.wait(parcel.sent)",
         "None",
     ),
 }

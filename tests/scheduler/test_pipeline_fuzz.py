@@ -112,7 +112,7 @@ class TestLaw:
 
 class TestProgram:
     def test_a_failure_names_the_command_that_repeats_it(self) -> None:
-        broken = rewritten("scheduler.drafter", "self._stream.wait(flight.verified)", "None")
+        broken = rewritten("scheduler.drafter", "self._track.stream.wait(flight.verified)", "None")
         with installed(broken):
             tally = Tally().play(itertools.islice(cases_of(0), 3))
         assert tally.has_failed
