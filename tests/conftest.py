@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from models.demo import DEMO_VARIABLE, demo_weights
@@ -17,6 +18,10 @@ REQUIRE_VARIABLE = "SLIPSTREAM_REQUIRE_WEIGHTS"
 """Where set to 1, missing demo weights fail a test instead of skipping it."""
 
 USER_CACHE = os.environ.get(CACHE_VARIABLE)
+
+# A busy machine takes longer for an example than any limit that would say something of the code.
+hypothesis.settings.register_profile("without deadlines", deadline=None)
+hypothesis.settings.load_profile("without deadlines")
 
 
 @pytest.fixture(scope="module", autouse=True)

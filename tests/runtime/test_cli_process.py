@@ -204,6 +204,7 @@ def test_a_closed_standard_stream_does_no_harm(checkpoint: Path, closed: str) ->
 
 
 @pytest.mark.weights
+@pytest.mark.timeout(600)
 def test_the_demo_model_answers(demo_gguf: Path) -> None:
     finished = run_command("--max-tokens", "12", "What is the capital of France?")
     assert finished.returncode == 0, finished.stderr
@@ -211,6 +212,7 @@ def test_the_demo_model_answers(demo_gguf: Path) -> None:
 
 
 @pytest.mark.weights
+@pytest.mark.timeout(600)
 def test_the_demo_model_compares_its_modes(demo_gguf: Path) -> None:
     finished = run_command(
         *("--compare", "--json", "--max-tokens", "8", "--gamma", "4", "-"),
@@ -226,6 +228,7 @@ def test_the_demo_model_compares_its_modes(demo_gguf: Path) -> None:
 
 
 @pytest.mark.weights
+@pytest.mark.timeout(600)
 def test_the_demo_model_remembers_a_conversation(demo_gguf: Path) -> None:
     finished = run_command(
         "--chat", "--json", "--max-tokens", "16", stdin="What is the capital of France?\nWhere is it?\n"

@@ -123,6 +123,7 @@ async def test_no_draft_changes_a_token(demo_gguf: Path, weights: str, draft: st
 
 
 @pytest.mark.weights
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("weights", ["float16", "int8"] if FULL else ["int8"])
 async def test_a_runtime_agrees_with_its_own_plain_decoding(demo_gguf: Path, weights: str) -> None:
     # In the other kind, drafts of the target's layers are tested beside their target.

@@ -32,6 +32,7 @@ async def runtime(runtimes: dict[Mode, Runtime], demo_gguf: Path, mode: Mode) ->
 
 
 @pytest.mark.weights
+@pytest.mark.timeout(600)
 async def test_a_ticker_stays_regular_beside_generation(runtime: Runtime) -> None:
     async with ticking() as gaps_s:
         started = time.perf_counter()
@@ -45,6 +46,7 @@ async def test_a_ticker_stays_regular_beside_generation(runtime: Runtime) -> Non
 
 
 @pytest.mark.weights
+@pytest.mark.timeout(600)
 async def test_a_cancelled_request_gives_way_at_once(runtime: Runtime) -> None:
     """The next request waits for a round at most, not for the five hundred tokens that were asked for."""
     expected = await runtime.generate(PROMPT, max_tokens=8)

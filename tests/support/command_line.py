@@ -17,7 +17,7 @@ def run_command(
     """`python -m runtime` to its end; without `stdin` its standard input is empty."""
     process = start_command(*arguments, environment=environment)
     content = stdin.encode() if isinstance(stdin, str) else stdin or b""
-    output, errors = process.communicate(content, timeout=100)
+    output, errors = process.communicate(content, timeout=500)
     return subprocess.CompletedProcess(process.args, process.returncode, output.decode(), errors.decode())
 
 
