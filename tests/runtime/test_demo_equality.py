@@ -124,9 +124,8 @@ async def test_no_draft_changes_a_token(demo_gguf: Path, weights: str, draft: st
 
 @pytest.mark.weights
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("weights", ["float16", "int8"] if FULL else ["int8"])
+@pytest.mark.parametrize("weights", ["float16", "int8"])
 async def test_a_runtime_agrees_with_its_own_plain_decoding(demo_gguf: Path, weights: str) -> None:
-    # In the other kind, drafts of the target's layers are tested beside their target.
     kinds = (PromptKind.CODE, PromptKind.COPY)
     requests = [(bench_prompts(kind)[4], sampling) for kind, sampling in zip(kinds, SAMPLINGS, strict=True)]
     async with await load(demo_gguf, weights, "ngram+early-exit:4", 8) as runtime:
