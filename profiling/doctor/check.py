@@ -79,9 +79,9 @@ class CheckResult:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of some verdicts; ok where there are none."""
+    """The worst of some verdicts; those that were skipped say nothing, and ok is what there is without any."""
     order = list(Verdict)
-    return max(verdicts, key=order.index, default=Verdict.OK)
+    return max((one for one in verdicts if one is not Verdict.SKIPPED), key=order.index, default=Verdict.OK)
 
 
 def graded(value: float, *, warn_above: float, fail_above: float = float("inf")) -> Verdict:

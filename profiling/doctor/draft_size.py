@@ -6,11 +6,10 @@ Owns the two ratios, of weights and of time, and their limits.
 from __future__ import annotations
 
 from models import CausalModel, Decoder, FeatureDraft
-from profiling.doctor.check import CannotTell, Finding, graded, worst
+from models.pair import LARGEST_DRAFT_SHARE
+from profiling.doctor.check import CannotTell, Finding, Verdict, graded, worst
 from profiling.doctor.loaded_pair import LoadedPair
 
-LARGEST_SHARE = 1 / 3
-"""Of the target: above it drafting tends to cost more time than it saves."""
 BEST_SHARES = "best 1/20 to 1/10"
 
 
@@ -31,13 +30,13 @@ async def check_draft_size(pair: LoadedPair) -> Finding:
     if weight_share is not None:
         words += f" and reads {weight_share:.2f} of its weights"
     verdict = worst(
-        graded(share, warn_above=LARGEST_SHARE) for share in (time_share, weight_share) if share is not None
+        graded(share, warn_above=LARGEST_DRAFT_SHARE) for share in (time_share, weight_share) if share is not None
     )
     return Finding(
         verdict=verdict,
         measured=f"{words}; {BEST_SHARES}, at most 1/3",
         advice=""
-        if verdict.value == "ok"
+        if verdict is Verdict.OK
         else "take a smaller draft, a distilled one (python -m models.distill --target TARGET --out DIR) or n-gram; "
         "where its time stands out and its weights do not, give it fewer threads' company: close other programs",
         figures={"time_share": time_share, "weight_share": weight_share},

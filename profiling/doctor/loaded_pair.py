@@ -129,10 +129,7 @@ class LoadedPair:
             raise CannotTell(
                 f"a context of {self.runtime.context_length} tokens has no room for an answer of {max_tokens}"
             )
-        tokenizer = self.runtime.tokenizer
-        if tokenizer.has_chat_template:
-            return tuple(tokenizer.encode_chat(messages)[-room:])
-        return tuple(tokenizer.encode("\n".join(message["content"] for message in messages))[-room:])
+        return tuple(prompt_ids(self.runtime.tokenizer, messages)[-room:])
 
     async def _measure_costs(self, clock: Clock) -> StepCosts:
         draft = self.draft_models[0].lane if self.draft_models else None

@@ -33,7 +33,7 @@ async def check_repetition(pair: LoadedPair) -> Finding:
 
 
 def judge_repetition(turns: Sequence[Turn]) -> Finding:
-    """The verdict on the most repetitive answer, plain or speculative.
+    """The verdict on the answers: any that speculation alone repeats, else the most repetitive one.
 
     Raises:
         CannotTell: if all answers are too short.
@@ -46,12 +46,14 @@ def judge_repetition(turns: Sequence[Turn]) -> Finding:
             rows.append((str(turn), plain, min(others, default=plain)))
     if not rows:
         raise CannotTell("the answers are too short to repeat themselves")
-    where, plain, speculative = min(rows, key=lambda row: min(row[1], row[2]))
+    # Another answer that is as repetitive without drafts excuses none of these.
+    by_drafts = [row for row in rows if row[2] < _LEAST_DISTINCT and row[1] - row[2] > _SAME]
+    where, plain, speculative = min(by_drafts or rows, key=lambda row: min(row[1], row[2]))
     figures = {"distinct": {name: {"plain": alone, "speculative": drafted} for name, alone, drafted in rows}}
     measured = f"least {plain:.0%} plain and {speculative:.0%} speculative runs of {_RUN} tokens differ ({where})"
     if min(plain, speculative) >= _LEAST_DISTINCT:
         return Finding(verdict=Verdict.OK, measured=measured, figures=figures)
-    if plain - speculative > _SAME:
+    if by_drafts:
         return Finding(
             verdict=Verdict.FAIL,
             measured=f"{measured}: speculation repeats what the target alone would not",

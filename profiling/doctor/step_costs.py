@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from scheduler import Lane, expected_tokens
 
 Clock = Callable[[], float]
@@ -80,6 +82,12 @@ async def measure_step_costs(target: Lane, draft: Lane | None, *, gamma: int, nu
     )
 
 
+def _wait_for(device: torch.device) -> None:
+    """Until a device has done what it was told; a CPU does it at once."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _timed(lane: Lane, widths: tuple[int, ...], num_runs: int, clock: Clock) -> tuple[dict[int, float], float]:
     """Median milliseconds by width, and of the roll-backs behind the widest."""
     lane.share(together=False)
@@ -98,10 +106,12 @@ def _timed(lane: Lane, widths: tuple[int, ...], num_runs: int, clock: Clock) -> 
                 lane.feed([0] * width, num_logits=width)[0, 0].item()
                 fed_s = clock()
                 lane.roll_back(filled)
+                _wait_for(lane.model.device)
+                rolled_back_s = clock()
                 if run:
                     own_ms.append((fed_s - started_s) * 1e3)
                     if width == max(widths):
-                        rollbacks_ms.append((clock() - fed_s) * 1e3)
+                        rollbacks_ms.append((rolled_back_s - fed_s) * 1e3)
     finally:
         lane.roll_back(0)
     medians = {width: max(1e-6, statistics.median(own_ms)) for width, own_ms in calls_ms.items()}

@@ -54,13 +54,14 @@ class TestRun:
         verdicts = {name: check["verdict"] for name, check in found.items()}
         right = ("tokenizers", "probabilities", "same-text", "law", "cache-addresses", "memory-estimate")
         assert {name: verdicts[name] for name in right} == dict.fromkeys(right, "ok")
-        assert verdicts["batch"] == verdicts["gpu"] == "skipped"
+        assert (verdicts["batch"], verdicts["gpu"]) == ("ok", "skipped")
         # The draft reads as many weights as its target, whatever the clock says.
         assert found["draft-size"]["figures"]["weight_share"] == 1
         assert verdicts["draft-size"] == "warn"
         assert verdicts["acceptance"] == "warn"
-        assert status == (1 if "fail" in verdicts.values() else 0)
-        assert record["verdict"] == worst(Verdict(one) for one in verdicts.values())
+        # Of a pair that nobody would choose something is always at fault, and it is the worst that counts.
+        assert record["verdict"] in ("warn", "fail")
+        assert (record["verdict"] == "fail") == ("fail" in verdicts.values()) == (status == 1)
         assert record["pair"]["target"] == "target"
         assert record["machine"]["num_cores"] >= 1
         assert record["quick"] is True
@@ -81,10 +82,10 @@ class TestRun:
         assert record["pair"]["mismatch"] == tokenizers["measured"]
 
     def test_only_some_checks(self, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert run(models, "draft", "--only", "tokenizers", "batch") == 0
+        assert run(models, "draft", "--only", "tokenizers", "gpu") == 0
         output = capsys.readouterr().out
         heads = [line.split()[:2] for line in output.splitlines() if line and not line.startswith(" ")][:2]
-        assert heads == [["ok", "tokenizers"], ["skipped", "batch"]]
+        assert heads == [["ok", "tokenizers"], ["skipped", "gpu"]]
         assert output.endswith("1 ok, 1 skipped\n")
 
     def test_a_target_that_cannot_be_loaded(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +223,24 @@ class TestReport:
         assert record["checks"][1]["figures"] == {"bad": None, "list": [1, 2]}
         assert record["verdict"] == "fail"
 
+    @pytest.mark.parametrize(
+        ("planted_verdicts", "expected"),
+        [
+            ((Verdict.OK, Verdict.SKIPPED), "ok"),
+            ((Verdict.WARN, Verdict.SKIPPED, Verdict.OK), "warn"),
+            ((Verdict.WARN, Verdict.FAIL, Verdict.OK), "fail"),
+        ],
+    )
+    def test_the_verdict_on_all(self, planted_verdicts: tuple[Verdict, ...], expected: str) -> None:
+        results = [
+            CheckResult(check=planted("one", FINE), finding=Finding(verdict=one, measured="planted"))
+            for one in planted_verdicts
+        ]
+        record = json.loads(as_json(results, machine={}, pair={}, quick=False, interrupted=False))
+        assert record["verdict"] == expected
+
     def test_the_worst_of_some(self) -> None:
         assert worst([]) is Verdict.OK
-        assert worst([Verdict.OK, Verdict.SKIPPED]) is Verdict.SKIPPED
+        assert worst([Verdict.OK, Verdict.SKIPPED]) is Verdict.OK
+        assert worst([Verdict.SKIPPED]) is Verdict.OK
         assert worst([Verdict.WARN, Verdict.OK, Verdict.FAIL, Verdict.SKIPPED]) is Verdict.FAIL

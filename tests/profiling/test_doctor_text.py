@@ -228,6 +228,11 @@ class TestRepetition:
         assert finding.verdict is Verdict.FAIL
         assert "the target alone would not" in finding.measured
 
+    def test_another_answer_that_repeats_itself_alone_excuses_nothing(self) -> None:
+        alone = answers(plain=[1] * 20, auto=[1] * 20)
+        finding = judge_repetition([alone, answers(plain=range(20), auto=[1, 2, 3] * 7)])
+        assert finding.verdict is Verdict.FAIL
+
     def test_short_answers_tell_nothing(self) -> None:
         with pytest.raises(CannotTell, match="too short"):
             judge_repetition([answers(plain=range(4), auto=range(4))])
