@@ -14,10 +14,12 @@ The object has these fields:
     noise           median and highest difference of two plain runs of one prompt, as shares
     rows            by temperature, kind, mode and gamma (None is plain decoding): draft_acceptance_rate,
                     mean_acceptance_length, speedup (over plain decoding, median of the prompts' ratios),
-                    lowest_speedup, highest_speedup, speedups (by prompt), tpot_ms, round_ms, tokens_per_round,
+                    lowest_speedup, highest_speedup, speedups (by prompt), num_wins (prompts of which it beat both plain
+                    runs), tpot_ms, round_ms, tokens_per_round,
                     acceptance_rate_per_position, identical_to_plain
     recommendations by temperature, kind and mode, and over all modes: mode, over_all_modes, gamma (None is plain
-                    decoding), best_gamma, speedup, lowest_speedup, highest_speedup, text
+                    decoding), best_gamma, enough_runs, auto_speedup (that of the runtime's own choice, where the
+                    entry is over all modes), speedup, lowest_speedup, highest_speedup, text
     files           what was written, by its ending
 """
 
@@ -70,7 +72,7 @@ class SweepReport:
             runs=tuple(runs),
             noise=noise,
             rows=tuple(rows),
-            recommendations=tuple(recommend(rows, noise.median)),
+            recommendations=tuple(recommend(rows, noise.median, load_arguments=settings.load_arguments())),
             num_different=num_different(runs),
         )
 

@@ -28,6 +28,8 @@ class SweepRow:
     """None where nothing is proposed."""
     speedups: tuple[float, ...]
     """Over plain decoding, turn by turn: rows of one kind and temperature have the same turns."""
+    num_wins: int
+    """Turns in which it was faster than both plain runs."""
     tpot_ms: float
     """Milliseconds a token, the median."""
     acceptance: Acceptance
@@ -63,6 +65,7 @@ class SweepRow:
             "lowest_speedup": min(self.speedups),
             "highest_speedup": max(self.speedups),
             "speedups": list(self.speedups),
+            "num_wins": self.num_wins,
             "tpot_ms": self.tpot_ms,
             "round_ms": self.round_ms,
             "tokens_per_round": acceptance.tokens_per_round,
@@ -116,13 +119,14 @@ def _row(temperature: float, kind: str, cell: Cell, turns: Sequence[dict[Cell, S
     # The second plain run is a sample of plain decoding as good as the first.
     own = [(turn[PLAIN], turn[PLAIN_AGAIN]) if cell == PLAIN else (turn[cell],) for turn in turns]
     times_ms = [statistics.fmean(run.tpot_ms for run in runs) for runs in own]
-    plain_ms = [statistics.fmean((turn[PLAIN].tpot_ms, turn[PLAIN_AGAIN].tpot_ms)) for turn in turns]
+    both_ms = [(turn[PLAIN].tpot_ms, turn[PLAIN_AGAIN].tpot_ms) for turn in turns]
     return SweepRow(
         temperature=temperature,
         kind=kind,
         mode=cell.mode,
         gamma=cell.gamma,
-        speedups=tuple(plain / time for plain, time in zip(plain_ms, times_ms, strict=True)),
+        speedups=tuple(statistics.fmean(plain) / time for plain, time in zip(both_ms, times_ms, strict=True)),
+        num_wins=sum(time < min(plain) for plain, time in zip(both_ms, times_ms, strict=True)),
         tpot_ms=statistics.median(times_ms),
         acceptance=Acceptance.of(counts for runs in own for run in runs for counts in run.rounds),
         identical_to_plain=all(

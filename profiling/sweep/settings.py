@@ -31,7 +31,7 @@ class _Extent:
     max_tokens: int
 
 
-_FULL = _Extent(gammas=(2, 4, 6, 8, 10), prompts=4, max_tokens=96)
+_FULL = _Extent(gammas=(2, 4, 6, 8, 10), prompts=5, max_tokens=96)
 _QUICK = _Extent(gammas=(2, 4, 8), prompts=1, max_tokens=32)
 
 
@@ -62,6 +62,11 @@ class SweepSettings:
             "prompts": self.num_prompts,
             "max_tokens": self.max_tokens,
         }
+
+    def load_arguments(self) -> list[str]:
+        """What was given of the pair, as a command line has it."""
+        given = {name: value if isinstance(value, list) else [value] for name, value in self.load.items()}
+        return [word for name, values in given.items() for value in values for word in (f"--{name}", str(value))]
 
     def load_options(self) -> dict[str, Any]:
         """Keywords of `Runtime.load`: one runtime serves every cell."""
@@ -169,7 +174,11 @@ def _parser() -> argparse.ArgumentParser:
         "--prompts", type=int, help=f"of each kind, 1 to {_NUM_PROMPTS} (default: {_listed('prompts')})"
     )
     parser.add_argument("--max-tokens", type=int, help=f"of each answer (default: {_listed('max_tokens')})")
-    parser.add_argument("--quick", action="store_true", help="measure less, to see whether it runs at all")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="measure less, to see whether it runs at all; too few runs to recommend anything",
+    )
     parser.add_argument(
         "--out-dir",
         type=new_folder,

@@ -33,7 +33,7 @@ LOADED = {"target": "<script>alert(1)</script> & co", "draft": ["a<b"], "weights
 
 
 def report_of(**changes: Any) -> SweepReport:
-    settings = settings_of([2, 4, 6])
+    settings = settings_of([2, 4, 6], num_prompts=5)
     runs = changes.pop("runs", None) or planted_runs(settings, {2: 1.3, 4: 1.5, 6: 1.2})
     return SweepReport.of(runs, settings=settings, machine={**MACHINE, **changes}, loaded=LOADED)
 
@@ -94,10 +94,10 @@ class TestPage:
         assert all("<td>4</td>" in row for row in marked)
 
     def test_shouts_where_an_output_differs(self) -> None:
-        runs = planted_runs(settings_of(), {2: 1.3, 4: 1.5, 6: 1.2})
+        runs = planted_runs(settings_of(num_prompts=5), {2: 1.3, 4: 1.5, 6: 1.2})
         runs[3] = replace(runs[3], token_ids=(1, 2, 3))
         report = report_of(runs=runs)
-        assert 'class="alarm">OUTPUTS DIFFER: 1 of 48' in sweep_page(report, {})
+        assert 'class="alarm">OUTPUTS DIFFER: 1 of 120' in sweep_page(report, {})
         assert 'class="alarm"' not in sweep_page(report_of(), {})
         assert sum(line.endswith("OUTPUTS DIFFER") for line in report.as_text().splitlines()) == 2
 
@@ -119,7 +119,7 @@ class TestReport:
         lines = report.as_text().splitlines()
         table = lines[2 : 3 + len(report.rows)]
         assert len({len(line.rstrip()) for line in table}) == 1
-        assert lines[0].endswith("batch size 1, 24 tokens an answer, 2 prompt(s) of each kind.")
+        assert lines[0].endswith("batch size 1, 24 tokens an answer, 5 prompt(s) of each kind.")
         plain, two = (cells_of(row) for row in report.rows[:2])
         assert plain == ("0", "code", "plain", "-", "-", "-", "1.00", "1.00", "1.00", "20.10")
         assert two == ("0", "code", "sequential", "2", "50 %", "2.00", "1.30", "1.30", "1.30", "15.46")

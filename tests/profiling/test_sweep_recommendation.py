@@ -1,18 +1,24 @@
-"""What a sweep makes of its figures: paired ratios, noise, acceptance and the gamma it recommends, on made-up runs."""
+"""What a sweep makes of its figures: paired ratios, noise, chance, acceptance and the gamma it recommends, on made-up
+runs.
+"""
 
 from __future__ import annotations
 
+import random
+import shlex
 from dataclasses import replace
 
 import pytest
 
 from profiling.prompts import PromptKind
 from profiling.sweep.acceptance import Acceptance, acceptance_along
+from profiling.sweep.evidence import MAX_FALSE_RATE, fewest_turns, least_wins
 from profiling.sweep.recommendation import Recommendation, recommend
 from profiling.sweep.rows import ALL_KINDS, SweepRow, noise_of, num_different, sweep_rows
 from profiling.sweep.run import PLAIN, PLAIN_AGAIN, Cell, Round, SweepRun, Turn
 from profiling.sweep.settings import SweepSettings
 from runtime import Mode
+from runtime import arguments as runtime_arguments
 from tests.support.sweeps import PLAIN_MS, planted_runs, run_of, settings_of
 
 SEQUENTIAL, PIPELINED = Mode.SEQUENTIAL, Mode.PIPELINED
@@ -145,10 +151,21 @@ class TestChoice:
         )
 
     def test_a_larger_gamma_within_the_noise_gains_nothing(self) -> None:
-        runs = planted_runs(settings_of(), {2: 1.44, 4: 1.46, 6: 1.44}, noise=0.03)
-        text = found_for(runs, SEQUENTIAL).text
-        assert "2 gives 1.44x, which is within the noise of it" in text
-        assert "6 gains nothing (1.44x)" in text
+        found = found_for(planted_runs(settings_of(), {2: 1.3, 4: 1.46, 6: 1.44}, noise=0.03), SEQUENTIAL)
+        assert found.gamma == 4
+        assert "6 gains nothing (1.44x)" in found.text
+
+    def test_of_gammas_within_the_noise_the_smallest_is_taken_and_the_fastest_named(self) -> None:
+        found = found_for(planted_runs(settings_of(), {2: 1.3, 4: 1.31, 6: 1.33}, noise=0.05), SEQUENTIAL)
+        assert found.gamma == 2
+        assert "4 gains no more than the noise (1.31x)" in found.text
+        assert "6 gives 1.33x, which is within the noise of it" in found.text
+        assert found_for(planted_runs(settings_of(), {2: 1.3, 4: 1.31, 6: 1.33}, noise=0.01), SEQUENTIAL).gamma == 6
+
+    def test_a_gamma_that_does_not_pay_wins_no_tie_with_one_that_does(self) -> None:
+        found = found_for(planted_runs(settings_of(), {2: 1.04, 4: 1.08, 6: 1.0}, noise=0.05), SEQUENTIAL)
+        assert (found.gamma, found.pays) == (4, True)
+        assert "2 gives 1.04x, which is within the noise of it" in found.text
 
     def test_the_largest_that_was_tried_is_not_called_the_best_there_is(self) -> None:
         found = found_for(planted_runs(settings_of(), {2: 1.2, 4: 1.4, 6: 1.6}), SEQUENTIAL)
@@ -164,7 +181,7 @@ class TestChoice:
         overall = found_for(runs, None)
         assert overall.as_dict()["mode"] == "plain"
         assert overall.gamma is None
-        assert overall.text.startswith("take no gamma: nothing that was tried beats plain decoding here")
+        assert overall.text.startswith("take no gamma: nothing that was tried is sure to beat plain decoding here")
 
     @pytest.mark.parametrize(("noise", "pays"), [(0.02, True), (0.04, False)])
     def test_a_gain_within_the_noise_is_none(self, noise: float, pays: bool) -> None:
@@ -178,6 +195,68 @@ class TestChoice:
         assert "largest" not in found.text
 
 
+class TestChance:
+    def test_what_chance_allows(self) -> None:
+        """One of three equal runs is the fastest in a third of all turns: 10 cells in 5 turns, 10 / 3**5 = 4.1 %."""
+        assert least_wins(4, 10) is None
+        assert (least_wins(5, 10), fewest_turns(10)) == (5, 5)
+        # P(Binomial(12, 1/3) >= 8) = 1.88 %, at least 7: 6.6 %.
+        assert least_wins(12, 1) == 8
+        assert least_wins(12, 3) == 9
+        assert (fewest_turns(1), fewest_turns(6)) == (3, 5)
+
+    @pytest.mark.parametrize("spikes", [False, True])
+    @pytest.mark.parametrize("num_prompts", [4, 6])
+    def test_where_nothing_gains_something_is_recommended_in_fewer_than_one_sweep_of_twenty(
+        self, spikes: bool, num_prompts: int
+    ) -> None:
+        """Simulated sweeps of one kind with 2 and 6 cells, in which all runs take equally long but for noise."""
+        draw = random.Random(num_prompts)
+        settings = settings_of([2] if num_prompts == 4 else [2, 4, 6], kinds=[PromptKind.CHAT], num_prompts=num_prompts)
+
+        def tpot_ms(turn: Turn, cell: Cell) -> float:
+            return (
+                20 + (draw.random() < 0.2) * 20 * draw.random() + 0.1 * draw.random() if spikes else draw.gauss(20, 0.6)
+            )
+
+        num_sweeps, num_false, num_above_noise = 300, 0, 0
+        for _ in range(num_sweeps):
+            runs = planted_runs(settings, tpot_ms)
+            num_false += found_for(runs, None, "chat").pays
+            best = max(row.median for row in sweep_rows(runs) if row.gamma is not None)
+            num_above_noise += best > 1 + noise_of(runs).median
+        assert num_false / num_sweeps < MAX_FALSE_RATE
+        # The noise alone is no guard.
+        assert num_above_noise / num_sweeps > MAX_FALSE_RATE
+
+    def test_a_large_gain_is_found_though_one_prompt_in_six_loses(self) -> None:
+        def tpot_ms(turn: Turn, cell: Cell) -> float:
+            return PLAIN_MS if cell.gamma is None else PLAIN_MS / (0.9 if turn.prompt == 0 else 1.4)
+
+        found = found_for(planted_runs(settings_of([2], num_prompts=6), tpot_ms), None)
+        assert (found.gamma, found.best.num_wins) == (2, 15)
+
+    def test_a_gain_in_too_few_prompts_may_be_chance(self) -> None:
+        def tpot_ms(turn: Turn, cell: Cell) -> float:
+            return PLAIN_MS if cell.gamma is None else PLAIN_MS / (1.4 if turn.prompt < 3 else 0.99)
+
+        found = found_for(
+            planted_runs(settings_of([2], kinds=[PromptKind.CODE], num_prompts=5), tpot_ms), SEQUENTIAL, "code"
+        )
+        assert (found.gamma, found.enough_runs) == (None, True)
+        assert "beats both plain runs of only 3 of 5 prompts, which may be chance; 5 would not" in found.text
+
+    def test_one_turn_is_too_few_whatever_it_says(self) -> None:
+        runs = planted_runs(settings_of(kinds=[PromptKind.CODE], num_prompts=1), {2: 3.0, 4: 4.0, 6: 5.0})
+        found = found_for(runs, None, "code")
+        assert (found.gamma, found.enough_runs) == (None, False)
+        assert found.text.startswith(
+            "too few runs to recommend anything: 1 cannot tell the fastest of 6 from chance, 5 can"
+        )
+        assert "the best so far is sequential, gamma 6, at 5.00x" in found.text
+        assert "too few runs" in found_for(runs, SEQUENTIAL, "code").text
+
+
 class TestOverModes:
     def runs_of(self, pipelined: float, *, chat: float = 1.0, noise: float = 0.01) -> list[SweepRun]:
         def tpot_ms(turn: Turn, cell: Cell) -> float:
@@ -186,7 +265,7 @@ class TestOverModes:
             speedup = pipelined if cell.mode is PIPELINED else 1.5
             return PLAIN_MS / speedup / (chat if turn.kind is PromptKind.CHAT else 1.0)
 
-        return planted_runs(settings_of([2]), tpot_ms)
+        return planted_runs(settings_of([2], num_prompts=4), tpot_ms)
 
     @pytest.mark.parametrize(
         ("pipelined", "noise", "mode"),
@@ -199,6 +278,32 @@ class TestOverModes:
         assert (found.best.mode, found.gamma) == (mode, 2)
         assert f"python -m runtime --mode {mode} --gamma 2" in found.text
         assert ("which is within the noise of it" in found.text) is (pipelined in (1.51, 1.6))
+
+    def test_a_mode_that_does_not_pay_wins_no_tie_with_one_that_does(self) -> None:
+        def tpot_ms(turn: Turn, cell: Cell) -> float:
+            if cell.gamma is None:
+                return PLAIN_MS * (1 + 0.02 * cell.again)
+            return PLAIN_MS * 1.01 / (1.019 if cell.mode is SEQUENTIAL else 1.035)
+
+        runs = planted_runs(settings_of([2]), tpot_ms)
+        assert not found_for(runs, SEQUENTIAL).pays
+        found = found_for(runs, None)
+        assert (found.best.mode, found.gamma) == (PIPELINED, 2)
+        assert found.text.startswith("take gamma 2, pipelined: 1.03x")
+        assert "sequential at its best, gamma 2, gives 1.02x, which is within the noise of it" in found.text
+
+    def test_the_command_names_the_pair_that_was_given(self) -> None:
+        rows = sweep_rows(planted_runs(settings_of([2]), {2: 1.5}))
+        load = {"target": "my models/big", "draft": ["ngram", "small"], "weights": "int8", "threads": 2}
+        arguments = replace(settings_of([2]), load=load).load_arguments()
+        text = recommend(rows, 0.01, load_arguments=arguments)[-1].text
+        command = (
+            "(python -m runtime --target 'my models/big' --draft ngram --draft small --weights int8 --threads 2 "
+            "--mode sequential --gamma 2)"
+        )
+        assert command in text
+        words = shlex.split(text[text.index("(python") + 1 : text.rindex(")")])
+        assert runtime_arguments.parse_arguments(words[3:]).load == {**load, "mode": "sequential", "gamma": 2}
 
     def test_a_kind_that_loses_is_named(self) -> None:
         assert "it loses on chat (0.75x)" in found_for(self.runs_of(1.2, chat=0.5), None).text
