@@ -6,7 +6,7 @@ Owns the options, the names of the files that come of `--out`, and what cannot b
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +25,8 @@ DEFAULT_NAME = "slipstream-trace"
 JSON_ENDINGS = (".json.gz", ".json")
 NO_CONTENTION = 1.0
 
-_LOAD_OPTIONS = ("target", "draft", "mode", "gamma", "weights", "threads", "device")
+_OVERLAP_OPTIONS = ("max_lead", "num_awaited")
+_LOAD_OPTIONS = ("target", "draft", "mode", "gamma", *_OVERLAP_OPTIONS, "weights", "threads", "device")
 _DESCRIPTION = """Record one request and see it: a trace of every launch and round, and where the time went.
 Loading and a request that warms up come before it and are not in the trace.
 With Nsight Systems (nsys) on PATH and a GPU the trace is a report of that; else it is a Chrome trace."""
@@ -110,6 +111,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> TraceArguments:
         settings = LoadSettings.from_keywords(load)
         GenerationOptions(max_tokens=given["max_tokens"])
         check_number("--contention", given["contention"], low=1.0, high=1e3, advice="1 is no slow-down")
+        _check_overlap(load, settings.mode)
         _check_prompt(given["prompt"])
     except (TypeError, ValueError) as error:
         parser.error(str(error))
@@ -132,6 +134,12 @@ def _device_of_streams(streams: StreamKind, device: str | None) -> str:
     return "cpu"
 
 
+def _check_overlap(load: Mapping[str, object], mode: Mode) -> None:
+    name = next((name for name in _OVERLAP_OPTIONS if name in load), None)
+    if name is not None and not mode.overlaps:
+        raise ValueError(f"--{name.replace('_', '-')} has no meaning in {mode.value} mode; leave out one of them")
+
+
 def _check_prompt(prompt: str) -> None:
     if not prompt.strip():
         raise ValueError("--prompt is empty; give some text, or leave it out")
@@ -147,7 +155,9 @@ def _contradiction(arguments: TraceArguments) -> str | None:
     for flag, given in only_nsys.items():
         if given and without:
             return f"{flag} is for nsys, and {without} does without; leave out one of them"
-    if problem := _rounds_problem(arguments):
+    if arguments.print_command and arguments.json:
+        return "--print-command prints a command line and no figures; leave out it or --json"
+    if problem := _rounds_problem(arguments) or _picture_problem(arguments):
         return problem
     if arguments.contention != NO_CONTENTION and arguments.streams is not StreamKind.VIRTUAL:
         return f"--contention is for simulated lanes; add --streams {StreamKind.VIRTUAL.value}, or leave it out"
@@ -162,6 +172,15 @@ def _rounds_problem(arguments: TraceArguments) -> str | None:
         return "--rounds says what the picture shows; add --picture FILE, or leave it out"
     if not 0 <= first <= last:
         return f"--rounds must name a first and a last round, counted from 0, got {first} and {last}"
+    return None
+
+
+def _picture_problem(arguments: TraceArguments) -> str | None:
+    if arguments.picture is None:
+        return None
+    others = [arguments.report_path, arguments.chrome_path, *((arguments.torch_path,) * arguments.torch)]
+    if arguments.picture.resolve() in [path.resolve() for path in others]:
+        return f"--picture {arguments.picture} is where the trace goes; give one of them another name"
     return None
 
 

@@ -97,8 +97,10 @@ class TracedPair:
                 runtime.start_recording(markers)
                 try:
                     result = await self._answer(prompt_ids, max_tokens)
-                finally:
-                    recording = await runtime.stop_recording()
+                except BaseException as error:
+                    await self._abandon_recording(error)
+                    raise
+                recording = await runtime.stop_recording()
         model = self._engine.target.model
         reads = TargetReads.of(model, num_prompt_tokens=len(prompt_ids))
         bandwidth = await measure_bandwidth(model.device, num_threads=self._engine.num_threads) if reads else None
@@ -120,6 +122,13 @@ class TracedPair:
 
     async def _answer(self, prompt_ids: list[int], max_tokens: int) -> GenerationResult:
         return await self._runtime.generate(prompt_ids, max_tokens=max_tokens, temperature=0.0)
+
+    async def _abandon_recording(self, error: BaseException) -> None:
+        """Stop recording after an error, which is the one that is to be heard of."""
+        try:
+            await self._runtime.stop_recording()
+        except Exception as second:
+            error.add_note(f"and the recording could not be ended: {second}")
 
     def _reading_counters(self) -> AbstractAsyncContextManager[CounterReadings]:
         if self._virtual:

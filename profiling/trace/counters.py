@@ -8,6 +8,7 @@ nothing of traces.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,6 +24,8 @@ INTERVAL_S = 0.1
 PROCESS_MEMORY_FILE = Path("/proc/self/statm")
 
 _MEBIBYTE = 1 << 20
+
+_logger = logging.getLogger("slipstream")
 
 
 class Counter(StrEnum):
@@ -90,6 +93,17 @@ class CounterReader:
             age_ms = (time.monotonic() - occupancy.taken_at_s) * 1e3
             self._note_device(occupancy, now_ms - age_ms)
 
+    def try_read(self) -> bool:
+        """Read; whether that may go on. A failure is told of, and no reason to lose a recording."""
+        try:
+            self.read()
+        except Exception as error:
+            _logger.warning("memory and GPU are read no more, so their counters end early: %s", error)
+            reason = f"reading failed: {error}"
+            self._readings.unknown |= dict.fromkeys(Counter, reason)
+            return False
+        return True
+
     def _note_device(self, occupancy: Occupancy, at_ms: float) -> None:
         values = {}
         for counter, known in (
@@ -116,7 +130,7 @@ class CounterReader:
 
 @asynccontextmanager
 async def reading_counters(occupancy: Callable[[], Occupancy]) -> AsyncIterator[CounterReadings]:
-    """Read counters as long as the block runs, and once more at its end.
+    """Read counters as long as the block runs, and once more at its end; a failure ends the reading, not the block.
 
     Args:
         occupancy: the last look at the device; must not block.
@@ -126,13 +140,16 @@ async def reading_counters(occupancy: Callable[[], Occupancy]) -> AsyncIterator[
 
     async def keep_reading() -> None:
         while True:
-            reader.read()
+            if not reader.try_read():
+                return
             await asyncio.sleep(INTERVAL_S)
 
     task = asyncio.create_task(keep_reading())
     try:
         yield readings
     finally:
+        failed = task.done()
         task.cancel()
         await asyncio.wait([task])
-        reader.read()
+        if not failed:
+            reader.try_read()

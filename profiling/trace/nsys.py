@@ -126,14 +126,36 @@ def _run(command: Sequence[str], on_line: Callable[[str], None] | None) -> int:
             raise NsysError(f"{command[0]} cannot be started: {error.strerror or error}", status=_FAILED) from error
         try:
             if on_line is not None and process.stdout is not None:
-                with process.stdout:
-                    for line in process.stdout:
-                        on_line(line.rstrip("\n"))
+                for line in process.stdout:
+                    on_line(line.rstrip("\n"))
             status = process.wait()
         except BaseException:
-            _end(process)
+            with _drained(process):
+                _end(process)
             raise
+        if process.stdout is not None:
+            process.stdout.close()
     return status if status >= 0 else _KILLED - status
+
+
+@contextmanager
+def _drained(process: subprocess.Popen[str]) -> Generator[None, None, None]:
+    """What it still prints is taken and dropped: of a closed pipe it could die, and for a full one wait for ever."""
+    pipe = process.stdout
+    if pipe is None:
+        yield
+        return
+
+    def drain() -> None:
+        with pipe:
+            while os.read(pipe.fileno(), 1 << 16):
+                pass
+
+    thread = threading.Thread(target=drain, daemon=True)
+    thread.start()
+    yield
+    # Somebody who left the group may hold the pipe open.
+    thread.join(_PATIENCE_S[signal.SIGTERM])
 
 
 def _end(process: subprocess.Popen[str]) -> None:

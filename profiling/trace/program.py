@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from models import BaseConsole, write_atomically
+from models import BaseConsole, SlipstreamError, write_atomically
 from profiling.machine import describe_machine
 from profiling.trace import nsys
 from profiling.trace.arguments import NO_CONTENTION, StreamKind, TraceArguments, parse_arguments
@@ -31,7 +31,7 @@ from profiling.trace.chrome_events import encode_trace
 from profiling.trace.chrome_trace import chrome_events
 from profiling.trace.picture import check_picture, draw_recording
 from profiling.trace.summary_text import format_summary
-from profiling.trace.torch_trace import torch_profiled
+from profiling.trace.torch_trace import torch_profiled, write_torch_trace
 from profiling.trace.whole_file import whole_file
 from runtime import GenerationResult
 from scheduler import Markers, NoMarkers, nvtx_markers
@@ -98,14 +98,14 @@ class _Program:
         chosen = self._chosen
         if chosen.no_nsys:
             return "--no-nsys was given"
-        if chosen.torch:
-            return "torch's profiler and nsys cannot watch at the same time"
         if not nsys.is_installed():
             return "nsys is not on PATH"
         if chosen.settings.device == "cpu":
             return "nsys is for GPUs, and the pair runs on the CPU"
         if not torch.cuda.is_available():
             return "nsys is for GPUs, and there is none that torch can use"
+        if chosen.torch:
+            return "torch's profiler and nsys cannot watch at the same time"
         return None
 
     def _command(self) -> list[str]:
@@ -145,11 +145,12 @@ class _Program:
     def _run_under_nsys(self) -> None:
         if not torch.cuda.is_available():
             raise CannotTrace("nsys collects between calls of CUDA's profiler, and torch has no GPU here to call it on")
+        machine = describe_machine()
         # Its functions carry no annotations.
         profiler: Any = torch.cuda.profiler
         capture = self._record(markers=nvtx_markers(), watched=profiler.profile())
         self._console.result(format_summary(capture.summary))
-        self._print_json({**_figures(capture), **self._draw(capture)})
+        self._print_json({**_figures(capture), "machine": machine, **self._draw(capture)})
 
     def _write_chrome_trace(self) -> None:
         chosen, console = self._chosen, self._console
@@ -203,21 +204,21 @@ class _Program:
     ) -> Capture:
         chosen = self._chosen
         with _stages("loading") as begin:
-            try:
+            with _told_in_one_line():
                 virtual = chosen.streams is StreamKind.VIRTUAL
                 pair = await TracedPair.load(chosen.settings, contention=chosen.contention if virtual else None)
-            except (TypeError, ValueError) as error:
-                # What was asked for is not to be had from this model or device.
-                raise CannotTrace(str(error)) from error
             try:
-                begin("warming up")
-                await pair.warm_up()
-                begin("recording")
-                capture = await pair.capture(chosen.prompt, chosen.max_tokens, markers=markers, watched=watched)
+                with _told_in_one_line():
+                    begin("warming up")
+                    await pair.warm_up()
+                    begin("recording")
+                    capture = await pair.capture(chosen.prompt, chosen.max_tokens, markers=markers, watched=watched)
                 if chosen.torch:
                     begin("once more, under torch's profiler")
-                    with _writing(chosen.torch_path), torch_profiled(chosen.torch_path):
+                    with _told_in_one_line(), torch_profiled() as profiler:
                         profiled = await pair.answer(chosen.prompt, chosen.max_tokens)
+                    with _writing(chosen.torch_path):
+                        write_torch_trace(profiler, chosen.torch_path)
                     capture = dataclasses.replace(capture, profiled=profiled)
             finally:
                 await pair.close()
@@ -275,6 +276,17 @@ def _check_drawable(path: Path) -> None:
         check_picture(path)
     except ValueError as error:
         raise CannotTrace(str(error)) from error
+
+
+@contextmanager
+def _told_in_one_line() -> Generator[None, None, None]:
+    """What model and device raise ends the program in one line: what they do not have, or no memory left."""
+    try:
+        yield
+    except SlipstreamError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
+        raise CannotTrace(str(error) or type(error).__name__) from error
 
 
 @contextmanager

@@ -16,12 +16,8 @@ from profiling.trace.whole_file import whole_file
 
 
 @contextmanager
-def torch_profiled(path: Path) -> Generator[None, None, None]:
-    """Profile what runs meanwhile, and write its Chrome trace; `path` has the whole of it, or is left alone.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+def torch_profiled() -> Generator[torch.profiler.profile, None, None]:
+    """Profile what runs meanwhile."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -29,6 +25,14 @@ def torch_profiled(path: Path) -> Generator[None, None, None]:
     profilers: Any = torch.profiler
     config = profilers._ExperimentalConfig(profile_all_threads=True)
     with torch.profiler.profile(activities=activities, experimental_config=config, acc_events=True) as profiler:
-        yield
+        yield profiler
+
+
+def write_torch_trace(profiler: torch.profiler.profile, path: Path) -> None:
+    """Write what was profiled as a Chrome trace; `path` has the whole of it, or is left alone.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
     with whole_file(path) as unfinished:
         profiler.export_chrome_trace(str(unfinished))

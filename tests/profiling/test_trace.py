@@ -90,9 +90,7 @@ class TestChromeTrace:
         out = tmp_path / "run.json.gz"
         assert main([*options, "--out", str(out), "--torch", "--json"]) == 0
         output, errors = capsys.readouterr()
-        assert errors.splitlines() == [
-            f"torch's profiler and nsys cannot watch at the same time; a Chrome trace goes to {out} instead"
-        ]
+        assert errors.splitlines() == [f"nsys is not on PATH; a Chrome trace goes to {out} instead"]
         trace = read_trace(out)
         assert trace.about["prompt"] == PROMPT
         assert {"stream target", "stream draft", "rounds", "host"} == set(trace.tracks.values())
@@ -158,7 +156,9 @@ class TestChromeTrace:
             (["--device", "cpu"], False, True, "nsys is not on PATH"),
             (["--device", "cpu"], True, True, "nsys is for GPUs, and the pair runs on the CPU"),
             ([], True, False, "nsys is for GPUs, and there is none that torch can use"),
-            (["--torch", "--device", "cpu"], True, True, "torch's profiler and nsys cannot watch at the same time"),
+            (["--torch"], True, True, "torch's profiler and nsys cannot watch at the same time"),
+            (["--torch"], False, True, "nsys is not on PATH"),
+            (["--torch"], True, False, "nsys is for GPUs, and there is none that torch can use"),
         ],
     )
     def test_why_nsys_is_not_called_is_one_line(
@@ -207,6 +207,50 @@ class TestChromeTrace:
         assert "trace:" not in output
         assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
         assert out.read_text() == "yesterday's"
+
+    @pytest.mark.parametrize("during", ["warm_up", "capture", "answer"])
+    @pytest.mark.parametrize(
+        "error", [torch.OutOfMemoryError("CUDA out of\nmemory"), OSError(5, "I/O error"), ValueError()]
+    )
+    def test_what_fails_after_loading_is_one_line_too(
+        self,
+        during: str,
+        error: Exception,
+        asked: list[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        async def fail(*_: object, **__: object) -> None:
+            raise error
+
+        warm_up = TracedPair.warm_up
+        monkeypatch.setattr(TracedPair, during, fail)
+        if during == "answer":
+
+            async def idle(self: TracedPair) -> None:
+                assert warm_up
+
+            monkeypatch.setattr(TracedPair, "warm_up", idle)
+        assert main([*asked, "--no-nsys", "--torch"]) == 1
+        said = " ".join(str(error).split()) or "ValueError"
+        assert capsys.readouterr().err == f"error: {said}\n"
+        assert list(tmp_path.iterdir()) == []
+
+    async def test_an_error_of_the_request_is_heard_before_one_of_its_recording(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = table_target()
+        rig = build_rig(model, similar_draft(model), gamma=3)
+
+        async def stop() -> None:
+            raise RuntimeError("no end")
+
+        async with rig.runtime as runtime:
+            monkeypatch.setattr(runtime, "stop_recording", stop)
+            with pytest.raises(ContextLengthError) as caught:
+                await TracedPair(runtime, rig.engine).capture("x" * 5000, 4)
+        assert caught.value.__notes__ == ["and the recording could not be ended: no end"]
 
     def test_what_was_written_and_is_gone_is_not_called_written(
         self,
@@ -353,6 +397,7 @@ class TestTheWatchedProgram:
         assert profiler.num_ranges == [0, len(nvtx.closed)]
         assert nvtx.domain_name == "slipstream"
         record = last_record(capsys.readouterr().out)
+        assert record["machine"]["processor"]
         rounds = [item["payload"] for item in nvtx.closed if item["message"] == "round"]
         assert rounds == list(range(record["figures"]["num_rounds"]))
         # The report is nsys's affair.
@@ -419,6 +464,12 @@ class TestNames:
         (["--contention", "2"], "--contention is for simulated lanes"),
         (["--streams", "virtual", "--device", "cuda"], "--streams virtual runs on the CPU"),
         (["--print-command", "--no-nsys"], "--print-command is for nsys, and --no-nsys does without"),
+        (["--print-command", "--json"], "--print-command prints a command line and no figures"),
+        (["--mode", "sequential", "--num-awaited", "2"], "--num-awaited has no meaning in sequential mode"),
+        (["--mode", "plain", "--max-lead", "2"], "--max-lead has no meaning in plain mode"),
+        (["--out", "t.svg", "--picture", "t.svg"], "--picture t.svg is where the trace goes"),
+        (["--out", "t.svg", "--picture", "./folder/../t.svg"], "is where the trace goes"),
+        (["--out", "t", "--torch", "--picture", "t.torch.json.gz"], "is where the trace goes"),
         (["--print-command", "--torch"], "--print-command is for nsys, and --torch does without"),
         (["--cuda-graph-trace", "--streams", "threads"], "--cuda-graph-trace is for nsys, and --streams does without"),
         (["--promt", "x"], "unrecognized arguments"),

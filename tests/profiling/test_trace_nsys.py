@@ -44,8 +44,8 @@ class TestCommand:
         assert command[command.index("-o") + 1] == "100%%.nsys-rep"
 
     def test_the_child_does_not_print_the_command_again(self) -> None:
-        command = nsys_command(["--print-command", "--json"], Path("a.nsys-rep"), cuda_graph_trace=False)
-        assert command[command.index("--under-nsys") :] == ["--under-nsys", "--json"]
+        command = nsys_command(["--print-command", "--torch"], Path("a.nsys-rep"), cuda_graph_trace=False)
+        assert command[command.index("--under-nsys") :] == ["--under-nsys", "--torch"]
 
 
 class Runner:
@@ -122,7 +122,14 @@ def state_of(pid: int) -> str:
 class TestEndings:
     BODY = "{trap}sleep 600 & echo $! > sleeper.part; mv sleeper.part sleeper; while true; do wait; sleep 0.01; done"
 
-    def end_while_it_runs(self, run: Runner, number: signal.Signals, *, trap: str = "") -> int:
+    def end_while_it_runs(
+        self,
+        run: Runner,
+        number: signal.Signals,
+        *,
+        trap: str = "",
+        on_line: Callable[[str], None] | None = None,
+    ) -> int:
         """Send this process a signal once nsys and its child run; returns the child's process number."""
         noted = run.folder / "sleeper"
 
@@ -133,7 +140,7 @@ class TestEndings:
         thread = threading.Thread(target=interrupt)
         thread.start()
         try:
-            run(f"cd {run.folder}\n{self.BODY.format(trap=trap)}")
+            run(f"cd {run.folder}\n{self.BODY.format(trap=trap)}", on_line=on_line)
         finally:
             thread.join()
         raise AssertionError("nsys ended by itself")
@@ -145,6 +152,15 @@ class TestEndings:
     def test_an_interrupt_ends_nsys_and_its_child(self, run: Runner) -> None:
         with pytest.raises(KeyboardInterrupt):
             self.end_while_it_runs(run, signal.SIGINT)
+        self.check_over(run)
+
+    def test_interrupted_it_may_print_what_it_likes_and_write_what_it_has(self, run: Runner) -> None:
+        """More than a pipe holds, though nobody listens any more."""
+        says = "i=0; while [ $i -lt 3000 ]; do echo line $i of a table that is as wide as this; i=$((i+1)); done"
+        trap = f"trap '{says}; echo report > \"$report\"; exit 0' INT; "
+        with pytest.raises(KeyboardInterrupt):
+            self.end_while_it_runs(run, signal.SIGINT, trap=trap, on_line=lambda line: None)
+        assert run.report.read_text() == "report\n"
         self.check_over(run)
 
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
