@@ -1,4 +1,4 @@
-"""A task that wants to run every ten milliseconds, and notes when it could.
+"""A task that wants to run every few milliseconds, and notes when it could.
 
 Owns the measure of how free an event loop is while something runs on it. Knows nothing of what runs.
 """
@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 TICK_S = 0.01
-"""What it wants to sleep between two ticks."""
+"""What it wants to sleep between two ticks, unless it is told otherwise."""
 
 
 @asynccontextmanager
-async def ticking() -> AsyncIterator[list[float]]:
+async def ticking(tick_s: float = TICK_S) -> AsyncIterator[list[float]]:
     """Tick as long as the block runs; gives the seconds between ticks, which grow meanwhile."""
     gaps_s: list[float] = []
     last = time.perf_counter()
@@ -28,7 +28,7 @@ async def ticking() -> AsyncIterator[list[float]]:
 
     async def tick() -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(tick_s)
             note()
 
     ticker = asyncio.create_task(tick())

@@ -24,8 +24,8 @@ class Effort:
     """Of one token, to be held against the target's law."""
     num_step_runs: int
     """Of each timed step; medians count."""
-    num_idle_ticks: int
-    """Of an event loop on which nothing runs."""
+    idle_s: float
+    """How long an event loop on which nothing runs is watched."""
 
 
 QUICK = Effort(
@@ -35,7 +35,7 @@ QUICK = Effort(
     num_memory_tokens=64,
     num_draws=40,
     num_step_runs=5,
-    num_idle_ticks=20,
+    idle_s=0.2,
 )
 FULL = Effort(
     num_prompts=2,
@@ -44,5 +44,5 @@ FULL = Effort(
     num_memory_tokens=2000,
     num_draws=200,
     num_step_runs=15,
-    num_idle_ticks=100,
+    idle_s=1.0,
 )

@@ -21,6 +21,7 @@ from profiling.doctor.memory_gauge import HeldMemory, ReadMemory, memory_reader
 from profiling.doctor.shared import Shared
 from profiling.doctor.step_costs import Clock, StepCosts, measure_step_costs
 from profiling.doctor.trials import Turn, run_trials
+from profiling.prompts import prompt_ids
 from runtime import Engine, LoadSettings, Mode, Runtime, build_engine
 from scheduler import ModelProposer
 

@@ -12,12 +12,13 @@ from profiling.doctor.acceptance import token_acceptance
 from profiling.doctor.check import CannotTell, Finding, Verdict
 from profiling.doctor.loaded_pair import LoadedPair
 from profiling.doctor.step_costs import StepCosts, expected_speedup
-from profiling.doctor.trials import median_speedup
+from profiling.doctor.trials import median_noise, median_speedup
 from profiling.prompts import PromptKind
 from runtime import Metrics, Mode
 
 GOOD_SPEEDUP = 1.5
-HARMFUL_SPEEDUP = 0.95
+LEAST_LOSS = 0.05
+"""Below plain decoding, from which on speculation does harm; more where the machine's own noise is more."""
 _LEAST_OVERLAP_GAIN = 0.97
 """Below it overlap costs more than noise."""
 _GOOD_ALPHA, _GOOD_DRAFT_RATIO, _GOOD_EXTRA_SHARE = 0.8, 0.05, 0.05
@@ -109,8 +110,12 @@ async def check_speedup(pair: LoadedPair) -> Finding:
     alpha = token_acceptance(drafted, pair.gamma)
     limits = _limits(await pair.step_costs(), alpha, _model_share(drafted, pair.model_names))
     kinds = ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in by_kind.items())
-    measured = f"{mode.value} is {median:.2f} times as fast as plain decoding ({kinds}); {GOOD_SPEEDUP} is good"
-    verdict, advice = judge_speedup(median, limits)
+    noise = median_noise(turns)
+    measured = (
+        f"{mode.value} is {median:.2f} times as fast as plain decoding ({kinds}), which differs from itself by "
+        f"{noise:.0%}; {GOOD_SPEEDUP} is good"
+    )
+    verdict, advice = judge_speedup(median, limits, noise=noise)
     return Finding(
         verdict=verdict,
         measured=measured,
@@ -118,6 +123,7 @@ async def check_speedup(pair: LoadedPair) -> Finding:
         figures={
             "median": median,
             "by_kind": by_kind,
+            "noise": noise,
             "alpha": alpha,
             "expected": None if limits is None else limits.speedup,
             "decision": decision,
@@ -125,8 +131,8 @@ async def check_speedup(pair: LoadedPair) -> Finding:
     )
 
 
-def judge_speedup(speedup: float, limits: Limits | None) -> tuple[Verdict, str]:
-    """The verdict on a speed-up, and what limits it."""
+def judge_speedup(speedup: float, limits: Limits | None, *, noise: float) -> tuple[Verdict, str]:
+    """The verdict on a speed-up, and what limits it; `noise` is by how much two plain runs differ, as a share."""
     if speedup >= GOOD_SPEEDUP:
         return Verdict.OK, ""
     if limits is None:
@@ -137,7 +143,7 @@ def judge_speedup(speedup: float, limits: Limits | None) -> tuple[Verdict, str]:
         limit, without, remedy = limits.foremost()
         gain = f"without it {without:.1f} could be expected, now {limits.speedup:.1f}"
         advice = f"{limit} limits it most: {gain}; get {remedy}"
-    if speedup < HARMFUL_SPEEDUP:
+    if speedup < 1 - max(LEAST_LOSS, noise):
         return Verdict.FAIL, f"speculation does harm here: use mode plain, or draft none, until it pays; {advice}"
     return Verdict.WARN, advice
 

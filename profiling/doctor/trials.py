@@ -55,6 +55,8 @@ class Turn:
     temperature: float
     seed: int
     results: Mapping[Mode, GenerationResult]
+    plain_again: GenerationResult | None = None
+    """Plain decoding once more: what differs between the two times is the machine's."""
 
     @property
     def plain(self) -> GenerationResult:
@@ -68,10 +70,24 @@ class Turn:
 
     def speedup(self, mode: Mode, over: Mode) -> float | None:
         """Speed of one mode over another's; None where a run came in one round, or was not made."""
-        fast, slow = self.results.get(mode), self.results.get(over)
-        if fast is None or slow is None or not fast.metrics.tpot_ms or not slow.metrics.tpot_ms:
+        fast_ms, slow_ms = self._tpot_ms(mode), self._tpot_ms(over)
+        return slow_ms / fast_ms if fast_ms and slow_ms else None
+
+    def _tpot_ms(self, mode: Mode) -> float | None:
+        """Milliseconds a token, the mean where the mode ran twice."""
+        runs = [self.results.get(mode), self.plain_again if mode is Mode.PLAIN else None]
+        known_ms = [run.metrics.tpot_ms for run in runs if run is not None and run.metrics.tpot_ms]
+        return statistics.fmean(known_ms) if known_ms else None
+
+    @property
+    def noise(self) -> float | None:
+        """By how much the slower of two plain runs was slower; None where it ran once, or in one round."""
+        if self.plain_again is None:
             return None
-        return slow.metrics.tpot_ms / fast.metrics.tpot_ms
+        first_ms, second_ms = self.plain.metrics.tpot_ms, self.plain_again.metrics.tpot_ms
+        if not first_ms or not second_ms:
+            return None
+        return max(first_ms, second_ms) / min(first_ms, second_ms) - 1
 
     def __str__(self) -> str:
         return f"{self.kind.value}, temperature {self.temperature:g}"
@@ -80,7 +96,10 @@ class Turn:
 async def run_trials(
     generate: Generate, modes: Sequence[Mode], read: PromptReader, effort: Effort, *, gamma: int
 ) -> tuple[Turn, ...]:
-    """Answer every prompt in every mode; the modes take turns at being first."""
+    """Answer every prompt in every mode, plain decoding twice; the modes take turns at being first.
+
+    Both models have read the prompt before, so that no mode is the first to do so.
+    """
     turns: list[Turn] = []
     # Caches, pages and clocks are cold in the first runs, which is nobody's fault.
     for mode in modes:
@@ -88,6 +107,10 @@ async def run_trials(
         await _answer(generate, warm_up, mode, max_tokens=min(8, effort.max_tokens), temperature=0.0, gamma=gamma)
     for number, (kind, messages, temperature) in enumerate(_asked(effort)):
         prompt_ids = read(messages, effort.max_tokens)
+        reads = min(2 * (gamma + 1), effort.max_tokens)
+        # The first rounds of a mode with drafts have both models read.
+        reader = modes[min(1, len(modes) - 1)]
+        await _answer(generate, prompt_ids, reader, max_tokens=reads, temperature=temperature, gamma=gamma, seed=number)
         first = number % len(modes)
         results = {
             mode: await _answer(
@@ -101,7 +124,16 @@ async def run_trials(
             )
             for mode in (*modes[first:], *modes[:first])
         }
-        turns.append(Turn(kind=kind, temperature=temperature, seed=number, results=results))
+        plain_again = await _answer(
+            generate,
+            prompt_ids,
+            Mode.PLAIN,
+            max_tokens=effort.max_tokens,
+            temperature=temperature,
+            gamma=gamma,
+            seed=number,
+        )
+        turns.append(Turn(kind=kind, temperature=temperature, seed=number, results=results, plain_again=plain_again))
     return tuple(turns)
 
 
@@ -109,6 +141,12 @@ def median_speedup(turns: Sequence[Turn], mode: Mode, over: Mode) -> float | Non
     """The median of the turns' ratios; None where none is known."""
     known = [ratio for turn in turns if (ratio := turn.speedup(mode, over)) is not None]
     return statistics.median(known) if known else None
+
+
+def median_noise(turns: Sequence[Turn]) -> float:
+    """The median of what two plain runs of a turn differ by, as a share; 0 where none ran twice."""
+    known = [noise for turn in turns if (noise := turn.noise) is not None]
+    return statistics.median(known) if known else 0.0
 
 
 def _asked(effort: Effort) -> Iterator[tuple[PromptKind, Sequence[Mapping[str, str]], float]]:

@@ -29,7 +29,7 @@ LITTLE = Effort(
     num_memory_tokens=48,
     num_draws=150,
     num_step_runs=2,
-    num_idle_ticks=2,
+    idle_s=0.02,
 )
 IDLE = Surroundings(num_cores=2, load_average=0.5)
 
@@ -119,10 +119,14 @@ def turn_of(
     tpot_ms: dict[Mode, float],
     *,
     kind: PromptKind = PromptKind.CHAT,
+    again_ms: float | None = None,
     histogram: tuple[int, ...] = (),
     token_ids: dict[Mode, tuple[int, ...]] | None = None,
 ) -> Turn:
-    """One prompt that took so many milliseconds a token in each mode; the draft's blocks were accepted as counted."""
+    """One prompt that took so many milliseconds a token in each mode; the draft's blocks were accepted as counted.
+
+    Plain decoding took `again_ms` the second time; None where it ran once.
+    """
     num_accepted = sum(accepted * count for accepted, count in enumerate(histogram))
     num_drafted = (len(histogram) - 1) * sum(histogram)
     results = {}
@@ -141,4 +145,9 @@ def turn_of(
             decision="as was planted" if mode is Mode.AUTO else "",
         )
         results[mode] = GenerationResult(text="", token_ids=ids, finish_reason=FinishReason.LENGTH, metrics=metrics)
-    return Turn(kind=kind, temperature=0.0, seed=0, results=results)
+    plain_again = None
+    if again_ms is not None:
+        plain = results[Mode.PLAIN]
+        metrics = dataclasses.replace(plain.metrics, total_ms=1.0 + 10 * again_ms)
+        plain_again = dataclasses.replace(plain, metrics=metrics)
+    return Turn(kind=kind, temperature=0.0, seed=0, results=results, plain_again=plain_again)
