@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from models import MemoryEstimate, Tokenizer, WeightKind
@@ -25,6 +25,7 @@ from scheduler import (
     SequentialLoop,
     SpanRecorder,
     Stream,
+    StreamClosedError,
 )
 
 DecodingLoop = SequentialLoop | PipelinedLoop
@@ -109,10 +110,12 @@ class Engine:
 
     async def stop_recording(self) -> Recording:
         """What the lanes did since their recording began, once both are through with it."""
-        for stream in (self.target.stream, self.draft_stream):
-            # Takes up what a failed launch left behind, of which whoever awaited it has heard.
-            stream.record()
-            await stream.record()
+        # A stream that was closed meanwhile has nothing left to do.
+        with suppress(StreamClosedError):
+            for stream in (self.target.stream, self.draft_stream):
+                # Takes up what a failed launch left behind, of which whoever awaited it has heard.
+                stream.record()
+                await stream.record()
         return self.spans.stop()
 
     async def close(self) -> None:

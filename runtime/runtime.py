@@ -136,8 +136,13 @@ class Runtime:
                 profilers.
 
         Raises:
-            RuntimeError: if it is recording already.
+            RuntimeError: if it is recording already, or a request is running.
+            RuntimeClosedError: if the runtime was closed.
         """
+        if self._closed:
+            raise RuntimeClosedError("this runtime was closed; load a new one")
+        if self._queue.num_running:
+            raise RuntimeError("a request is running; start recording before it, or when it has ended")
         self._engine.spans.start(markers)
 
     async def stop_recording(self) -> Recording:
@@ -213,6 +218,12 @@ class Runtime:
                 f"gamma must be at most {limit} on this runtime, got {checked.gamma}; load it with "
                 f"max_gamma={checked.gamma} and adaptive gamma, which serves smaller ones too"
             )
+        if checked.gamma and (checked.mode or loaded) is Mode.PLAIN:
+            raise ValueError(
+                f"gamma must be 0 or left out with mode 'plain', which proposes nothing, got {checked.gamma}"
+            )
+        if checked.gamma and not self._engine.proposers:
+            raise ValueError(f"gamma must be 0 or left out on a runtime without a draft, got {checked.gamma}; load one")
         return checked
 
     async def _chunks(self, prompt: Prompt, options: GenerationOptions) -> AsyncGenerator[Chunk, None]:

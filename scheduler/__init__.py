@@ -25,7 +25,7 @@ from scheduler.gamma import FixedGamma, GammaPolicy, Leads, expected_tokens
 from scheduler.health import AcceptanceMonitor
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
-from scheduler.launch_kind import LaunchKind, Stage, stage_of
+from scheduler.launch_kind import LaneName, LaunchKind, Stage, stage_of
 from scheduler.occupancy import (
     Occupancy,
     OccupancyField,
@@ -122,6 +122,7 @@ __all__ = [
     "HostResidency",
     "Lane",
     "LaneCosts",
+    "LaneName",
     "Launch",
     "LaunchKind",
     "LaunchOutcome",

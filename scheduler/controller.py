@@ -219,7 +219,10 @@ class Controller:
     def _can_pay(self) -> bool:
         """Whether there is an acceptance rate at which drafting pays."""
         decision = self._decision
-        return decision is None or self._decide(decision.model, 1.0).plan.gamma > 0
+        if decision is None or self._fixed is not self._own_fixed:
+            # What one request fixed says nothing of what others could choose.
+            return decision is None
+        return self._decide(decision.model, 1.0).plan.gamma > 0
 
     def _best_tokens_per_ms(self, model: SpeedModel) -> float:
         """The speed if every proposal were accepted; only costs change it, and these slowly."""

@@ -16,7 +16,7 @@ from scheduler.decoding import Decoding
 from scheduler.features import FeatureParcel, Features
 from scheduler.gamma import IN_TURN, Leads
 from scheduler.history import TokenHistory
-from scheduler.launch_kind import LaunchKind
+from scheduler.launch_kind import LaneName, LaunchKind, Stage
 from scheduler.proposers.base import Proposer
 from scheduler.proposers.feature import FeatureProposer, feature_size_of
 from scheduler.residency import HostResidency, Residency
@@ -56,7 +56,7 @@ class Drafter:
             spans: records launches while it is running.
         """
         self._spans = spans or SpanRecorder()
-        self._track = self._spans.track("draft", stream)
+        self._track = self._spans.track(LaneName.DRAFT, stream)
         self._proposers = tuple(proposers)
         self._num_slots = max_gamma + leads.most + _MORE_SLOTS
         self._chain = (residency or HostResidency()).draft_side(
@@ -143,7 +143,11 @@ class Drafter:
 
     def _settle(self, judged: Launch[Any]) -> None:
         judgement = judged.result()
-        self._chain.settle(judgement)
+        if self._spans.on and isinstance(judgement, Judgement) and judgement.refuted:
+            with self._spans.marked("roll back", Stage.ROLLBACK):
+                self._chain.settle(judgement)
+        else:
+            self._chain.settle(judgement)
         # Last: where taking features in fails, the chain must not go on from refuted tokens all the same.
         if self._feature_readers and isinstance(judgement, Judgement) and judgement.features:
             self._receive(judgement.features)

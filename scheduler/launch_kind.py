@@ -1,11 +1,19 @@
-"""What the launches of a request are for.
+"""What the launches of a request are for, and of which lane.
 
-Owns the labels that loops give to streams, and the stage of a round that each belongs to. Knows nothing of streams.
+Owns the lanes' names, the labels that loops give to streams, and the stage of a round that each belongs to. Knows
+nothing of streams.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+
+class LaneName(StrEnum):
+    """Whose launches they are."""
+
+    TARGET = "target"
+    DRAFT = "draft"
 
 
 class Stage(StrEnum):
@@ -15,8 +23,10 @@ class Stage(StrEnum):
     """Reading the prompt, and whatever else comes before the first round."""
     DRAFT = "draft"
     VERIFY = "verify"
+    SETTLE = "settle"
+    """Taking a verdict in on the draft's lane: after a hit its chain stands."""
     ROLLBACK = "rollback"
-    """Settling the draft's lane behind a verdict: after a miss it is rolled back."""
+    """The same where something was refuted; known only once the verdict is, so no launch is of this stage."""
     COMMIT = "commit"
     """Telling a lane whose launches learn late what was committed; on the host, making a report of a verdict."""
     OTHER = "other"
@@ -51,7 +61,7 @@ _STAGES = {
     LaunchKind.LOOK_UP: Stage.DRAFT,
     LaunchKind.VERIFY: Stage.VERIFY,
     LaunchKind.JUDGE: Stage.VERIFY,
-    LaunchKind.SETTLE: Stage.ROLLBACK,
+    LaunchKind.SETTLE: Stage.SETTLE,
     LaunchKind.NOTE: Stage.COMMIT,
     LaunchKind.CONFIRM: Stage.COMMIT,
 }

@@ -156,6 +156,11 @@ class Judgement:
         return len(self.proposal) > self.num_verified
 
     @property
+    def refuted(self) -> bool:
+        """Whether any proposed token does not stand."""
+        return self.verdict.num_accepted < len(self.proposal)
+
+    @property
     def hit(self) -> bool:
         """Whether the guess is the token after the block: all that was drafted behind it is still true."""
         return self.has_guess and self.verdict.num_accepted == len(self.proposal)

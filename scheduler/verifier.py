@@ -17,7 +17,7 @@ from scheduler.distribution import SamplingLaw
 from scheduler.features import FeatureParcel
 from scheduler.history import TokenHistory
 from scheduler.lane import Lane
-from scheduler.launch_kind import LaunchKind
+from scheduler.launch_kind import LaneName, LaunchKind
 from scheduler.residency import HostResidency, Residency
 from scheduler.round import DecodeRequest, Judgement, PrefillReport, RoundReport
 from scheduler.settings import check_integer
@@ -68,7 +68,7 @@ class Verifier:
         self._name = name
         self.lane = target
         self._spans = spans or SpanRecorder()
-        self._track = self._spans.track("target", target.stream)
+        self._track = self._spans.track(LaneName.TARGET, target.stream)
         _check_features(target, feature_size, residency)
         self._hands_out_features = feature_size is not None
         self.max_gamma = min(max_gamma, target.model.max_block - 1)
@@ -129,17 +129,25 @@ class Verifier:
         start, width = num_reused, lane.model.max_block
         while len(prompt_ids) - start > width - self.max_gamma:
             block = prompt_ids[start : min(start + width, len(prompt_ids) - 1)]
-            await self._prefill_step(partial(lane.feed, block, num_logits=0), LaunchKind.PREFILL, take_features)
+            read = partial(lane.feed, block, num_logits=0)
+            await self._prefill_step(read, LaunchKind.PREFILL, take_features, num_tokens=len(block))
             start += len(block)
         self.check_reader(reader)
         lane.reader = request
         return PrefillReport(num_prompt_tokens=len(prompt_ids), num_reused_tokens=num_reused)
 
     async def _prefill_step(
-        self, work: Callable[[], Result], kind: LaunchKind, take_features: TakeFeatures | None
+        self,
+        work: Callable[[], Result],
+        kind: LaunchKind,
+        take_features: TakeFeatures | None,
+        *,
+        num_tokens: int = 0,
     ) -> Result:
         lane, stream = self.lane, self._track.stream
         launch = stream.launch(work, writes=lane.buffers, label=kind)
+        if self._spans.on:
+            self._spans.note_width(num_tokens)
         if take_features is not None and self._hands_out_features:
             slot, buffer = self._next_slot()
             handing_out = stream.launch(

@@ -9,16 +9,20 @@ nothing else changes. (NVTX: https://nvidia.github.io/NVTX/)
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from scheduler.launch_kind import Stage
+
+_logger = logging.getLogger("slipstream")
 
 DOMAIN = "slipstream"
 _COLOURS = {
     Stage.PREFILL: "purple",
     Stage.DRAFT: "orange",
     Stage.VERIFY: "blue",
+    Stage.SETTLE: "yellow",
     Stage.ROLLBACK: "red",
     Stage.COMMIT: "green",
     Stage.OTHER: "white",
@@ -49,7 +53,7 @@ class NoMarkers:
 
 
 class NvtxMarkers:
-    """Ranges in a domain of their own, a category a stage; the payload is the round's or the launch's number."""
+    """Ranges in a domain of their own, a category a stage; the payload is the round's number, -1 before the first."""
 
     def __init__(self, nvtx: Any) -> None:
         """Register the domain.
@@ -69,6 +73,34 @@ class NvtxMarkers:
         )
         range_id = domain.start_range(attributes)
         return lambda: domain.end_range(range_id)
+
+
+class GuardedMarkers:
+    """Other markers, up to their first error: whoever watches must not make a request fail."""
+
+    def __init__(self, markers: Markers) -> None:
+        self._markers: Markers = markers
+
+    def start(self, label: str, *, stage: Stage, payload: int) -> EndRange:
+        """See `Markers.start`."""
+        try:
+            end_range = self._markers.start(label, stage=stage, payload=payload)
+        except Exception as error:
+            return self._give_up(error)
+
+        def end() -> None:
+            try:
+                end_range()
+            except Exception as error:
+                self._give_up(error)
+
+        return end
+
+    def _give_up(self, error: Exception) -> EndRange:
+        if not isinstance(self._markers, NoMarkers):
+            _logger.warning("nothing is marked any more, as the markers failed: %r", error)
+            self._markers = NoMarkers()
+        return _nothing
 
 
 def nvtx_markers() -> Markers:

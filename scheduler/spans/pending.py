@@ -29,19 +29,23 @@ class PendingLaunch:
     """None until the stream has taken it."""
     num_tokens: int | None = None
     """Filled in by the thread that runs it, as are the next two."""
-    gamma: int = 0
-    lead: int = 0
+    gamma: int | None = None
+    lead: int | None = None
+    enqueue_ms: float | None = None
+    failed: bool = False
 
     @property
     def is_over(self) -> bool:
-        """Whether all is known that ever will be."""
-        return self.launch is not None and (self.launch.skipped or self.launch.times() is not None)
+        """Whether all is known that ever will be, by itself."""
+        return self.failed or (self.launch is not None and (self.launch.skipped or self.launch.times() is not None))
 
     def span(self) -> LaunchSpan:
         """What is known by now."""
         times = None if self.launch is None else self.launch.times()
         outcome = LaunchOutcome.UNKNOWN if times is None else LaunchOutcome.RAN
-        if self.launch is not None and self.launch.skipped:
+        if self.failed:
+            outcome = LaunchOutcome.FAILED
+        elif self.launch is not None and self.launch.skipped:
             outcome = LaunchOutcome.SKIPPED
         return LaunchSpan(
             number=self.number,
@@ -55,6 +59,7 @@ class PendingLaunch:
             round_number=self.round_number,
             generation=self.generation,
             num_tokens=self.num_tokens,
+            enqueue_ms=self.enqueue_ms,
         )
 
 
@@ -72,7 +77,9 @@ class PendingRound:
 
     def span(self, report: RoundReport, *, end_ms: float) -> RoundSpan:
         """What it came to."""
-        chosen = [draft for draft in self.drafts if draft.gamma]
+        asked = [draft for draft in self.drafts if draft.gamma is not None]
+        # A piece behind the end of a chain answers 0 although its block has tokens.
+        chosen = [draft for draft in asked if draft.gamma] or asked
         return RoundSpan(
             number=self.number,
             start_ms=self.start_ms,

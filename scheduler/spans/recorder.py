@@ -7,13 +7,16 @@ Times are those of the streams' own clock: the host's, a GPU's, or a virtual one
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from scheduler.block import BlockPlan
 from scheduler.launch_kind import Stage
 from scheduler.round import RoundReport
 from scheduler.settings import check_integer
-from scheduler.spans.markers import Markers, NoMarkers
+from scheduler.spans.markers import GuardedMarkers, Markers, NoMarkers
 from scheduler.spans.pending import PendingLaunch, PendingRound
 from scheduler.spans.span import LaunchSpan, Recording, RoundSpan
 from scheduler.spans.track import Track
@@ -49,6 +52,7 @@ class SpanRecorder:
         self._num_launches = self._num_rounds = self._num_ended = self._num_ended_rounds = 0
         self._start_ms = 0.0
         self._pending: list[PendingLaunch] = []
+        self._keys = itertools.count()
         self._open: dict[int, PendingRound] = {}
         self._pieces: dict[int, PendingLaunch] = {}
 
@@ -74,11 +78,15 @@ class SpanRecorder:
         if not streams:
             raise RuntimeError("no loop launches through this recorder; give it to a loop first")
         self._time_source = streams[0].new_time_source()
-        for track, stream in zip(self._tracks, streams, strict=True):
-            stream.time_launches(self._time_source)
-            track.open(stream)
+        try:
+            for track, stream in zip(self._tracks, streams, strict=True):
+                stream.time_launches(self._time_source)
+                track.open(stream)
+        except BaseException:
+            self._close_tracks()
+            raise
         self._forget()
-        self.markers = markers or NoMarkers()
+        self.markers = NoMarkers() if markers is None else GuardedMarkers(markers)
         self._start_ms = self.now_ms()
         self.on = True
 
@@ -93,9 +101,7 @@ class SpanRecorder:
         if not self.on:
             raise RuntimeError("this recorder is not recording; start it first")
         self.on = False
-        for track in self._tracks:
-            track.close()
-            _timed(track.own).time_launches(None)
+        self._close_tracks()
         self.abandon_rounds()
         self._collect(everything=True)
         recording = Recording(
@@ -107,6 +113,11 @@ class SpanRecorder:
         )
         self._forget()
         return recording
+
+    def _close_tracks(self) -> None:
+        for track in self._tracks:
+            track.close()
+            _timed(track.own).time_launches(None)
 
     def now_ms(self) -> float:
         """The time on the clock that spans go by."""
@@ -133,29 +144,35 @@ class SpanRecorder:
         if len(self._pieces) > _MOST_PIECES:
             del self._pieces[next(iter(self._pieces))]
 
+    def note_width(self, num_tokens: int) -> None:
+        """The launch that was queued last reads so many tokens."""
+        self._pending[-1].num_tokens = num_tokens
+
     def open_round(self, plan: BlockPlan) -> int:
-        """A block is about to be handed to the target; returns the round's number."""
+        """A block is about to be handed to the target; returns what the round is called from now on."""
         number = self._num_rounds
         self._num_rounds += 1
         pieces = (*plan.pieces, *plan.guesses)
-        self._open[number] = PendingRound(
+        # A request that began under an earlier recording must not close a round of this one.
+        key = next(self._keys)
+        self._open[key] = PendingRound(
             number=number,
             start_ms=self.now_ms(),
             drafts=tuple(self._pieces[piece.number] for piece in pieces if piece.number in self._pieces),
             end_range=self.markers.start("round", stage=Stage.VERIFY, payload=number),
         )
-        return number
+        return key
 
-    def hear(self, number: int) -> None:
+    def hear(self, key: int) -> None:
         """The host has a round's verdict."""
-        if pending := self._open.get(number):
+        if pending := self._open.get(key):
             pending.verdict_ms = self.now_ms()
             pending.end_range()
-            pending.end_commit = self.markers.start("commit", stage=Stage.COMMIT, payload=number)
+            pending.end_commit = self.markers.start("commit", stage=Stage.COMMIT, payload=pending.number)
 
-    def close_round(self, number: int, report: RoundReport) -> None:
+    def close_round(self, key: int, report: RoundReport) -> None:
         """A round is committed, and the next one on its way where there is to be one."""
-        pending = self._open.pop(number, None)
+        pending = self._open.pop(key, None)
         if pending is None:
             return
         self._rounds.append(pending.span(report, end_ms=self.now_ms()))
@@ -163,6 +180,15 @@ class SpanRecorder:
         if pending.end_commit:
             pending.end_commit()
         self._collect()
+
+    @contextmanager
+    def marked(self, label: str, stage: Stage) -> Iterator[None]:
+        """Mark a part of a launch, of the newest round; for the thread that runs it."""
+        end_range = self.markers.start(label, stage=stage, payload=self._num_rounds - 1)
+        try:
+            yield
+        finally:
+            end_range()
 
     def abandon_rounds(self) -> None:
         """A request has ended, or was given up: the rounds that are open come to nothing."""
@@ -172,9 +198,16 @@ class SpanRecorder:
 
     def _collect(self, *, everything: bool = False) -> None:
         """Make spans of the launches that are over, and let go of what these returned."""
+        over = [pending.is_over for pending in self._pending]
+        newest_over: dict[str, int] = {}
+        for pending, is_over in zip(self._pending, over, strict=True):
+            if is_over:
+                newest_over[pending.stream] = pending.number
         still_pending = []
-        for pending in self._pending:
-            if not everything and not pending.is_over:
+        for pending, is_over in zip(self._pending, over, strict=True):
+            # What stood behind an error has no times; its stream is past it where a later launch is over.
+            is_passed = pending.number < newest_over.get(pending.stream, 0)
+            if not everything and not is_over and not is_passed:
                 still_pending.append(pending)
                 continue
             self._launches.append(pending.span())

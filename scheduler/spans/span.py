@@ -16,10 +16,12 @@ class LaunchOutcome(StrEnum):
     """What became of a launch."""
 
     RAN = "ran"
+    FAILED = "failed"
+    """Its work raised."""
     SKIPPED = "skipped"
     """Its generation was stale when the stream came to it."""
     UNKNOWN = "unknown"
-    """It stood behind an error, or the recording stopped before it was over."""
+    """It stood behind another one's error, or the recording stopped before it was over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +39,8 @@ class LaunchSpan:
     queued_ms: float
     """When the host launched it."""
     start_ms: float | None
-    """When it began on its stream; None unless it ran."""
+    """When it began on its stream, by that stream's clock; None unless it ran. On a GPU that is when the device came to
+    it, and what the device then waits for between kernels counts as well."""
     end_ms: float | None
     """When it was over there; None unless it ran."""
     outcome: LaunchOutcome
@@ -48,6 +51,9 @@ class LaunchSpan:
     """Number of the generation that it was launched in; None if it was to run in any case."""
     num_tokens: int | None
     """How wide it was: tokens that the target read, or that the draft wrote. None where neither is known."""
+    enqueue_ms: float | None = None
+    """Time that the work took on the thread that ran it, by the host's clock: on a GPU that of enqueueing its kernels,
+    elsewhere about its whole duration. None unless it was begun."""
 
     @property
     def stage(self) -> Stage:
@@ -74,7 +80,7 @@ class RoundSpan:
     drafts: tuple[int, ...]
     """Numbers of the launches that block and guess were cut from."""
     gamma: int | None
-    """Tokens that were thought worth verifying at once; None where nobody was asked."""
+    """Tokens that were thought worth verifying at once, 0 where drafting did not pay; None where nobody was asked."""
     lead: int | None
     """Tokens that were thought worth drafting past such a block meanwhile."""
     num_proposed: int

@@ -6,6 +6,7 @@ that is not running costs nothing. Knows nothing of rounds.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from scheduler.spans.recorder import SpanRecorder
 
 Result = TypeVar("Result")
+
+_BEFORE_ROUNDS = -1
+"""What ranges carry in place of a round's number before there is one."""
 
 
 class Track:
@@ -70,12 +74,18 @@ class _RecordingStream:
         """See `scheduler.streams.base.Stream.launch`."""
         pending = self._recorder.queue(self._lane, self._stream.name, label, generation)
         markers, stage = self._recorder.markers, stage_of(label)
+        payload = _BEFORE_ROUNDS if pending.round_number is None else pending.round_number
 
         def marked() -> Result:
-            end_range = markers.start(label, stage=stage, payload=pending.number)
+            end_range = markers.start(label, stage=stage, payload=payload)
+            began_s = time.perf_counter()
             try:
                 value = work()
+            except BaseException:
+                pending.failed = True
+                raise
             finally:
+                pending.enqueue_ms = (time.perf_counter() - began_s) * 1e3
                 end_range()
             if isinstance(value, Drafted):
                 pending.num_tokens, pending.gamma, pending.lead = len(value.proposal), value.gamma, value.lead

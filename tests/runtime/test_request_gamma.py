@@ -57,3 +57,12 @@ async def test_a_gamma_beyond_the_runtimes_is_refused_with_the_way_out(runtime: 
         await runtime.generate(PROMPT, gamma=7)
     with pytest.raises(ValueError, match=r"gamma must be at most 6"):
         runtime.stream(PROMPT, gamma=15)
+
+
+async def test_a_gamma_that_nothing_would_come_of_is_refused(runtime: Runtime, checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match="gamma must be 0 or left out with mode 'plain'"):
+        await runtime.generate(PROMPT, mode="plain", gamma=2)
+    await runtime.generate(PROMPT, mode="plain", gamma=0, max_tokens=2)
+    async with await Runtime.load(checkpoint, draft="none", threads=1) as without:
+        with pytest.raises(ValueError, match="gamma must be 0 or left out on a runtime without a draft, got 2"):
+            await without.generate(PROMPT, gamma=2)

@@ -161,6 +161,15 @@ class TestGamma:
         asked = [index for index, gamma in enumerate(gammas) if gamma]
         assert [later - earlier for earlier, later in itertools.pairwise(asked)][:4] == [17, 33, 65, 129]
 
+    def test_nor_are_those_of_a_request_that_left_it_no_choice(self) -> None:
+        policy = policy_of(draft_ms=10.0, prior_alpha=1.0)
+        play(policy, 1.0, num_rounds=400)
+        policy.begin(gamma=4)
+        assert policy.choose() == 4
+        policy.observe(4, 4)
+        policy.begin()
+        assert [policy.choose() for _ in range(40)] == [0] * 40
+
     def test_a_source_that_must_catch_up_first_is_asked_until_it_answers(self) -> None:
         policy = policy_of(prior_alpha=0.0)
         while policy.choose() == 0:

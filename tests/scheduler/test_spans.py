@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
+import threading
 import time
 from itertools import pairwise
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ from scheduler import (
 )
 from tests.support.device_loops import FakeGpu, close_model
 from tests.support.device_loops import target_model as positioned_target
-from tests.support.fake_nvtx import FakeNvtx
+from tests.support.fake_nvtx import COLOURS, FakeNvtx
 from tests.support.loops import decode, model_proposer, request_of, rigged
 from tests.support.sequential_cases import PROMPT, new_model, sources, target_model
 from tests.support.spans import FakeMarkers, check_recording, recorded
@@ -113,9 +115,14 @@ class TestMarkers:
             target_model(), REQUEST, [half_right()], markers=markers, pipelined=pipelined
         )
         assert markers.num_open == 0
-        launched = [item for item in markers.started if item[0] not in ("round", "commit")]
+        launched = [item for item in markers.started if item[0] not in ("round", "commit", "roll back")]
         ran = [span for span in recording.launches if span.outcome is LaunchOutcome.RAN]
-        assert sorted(launched) == sorted((span.label, span.stage, span.number) for span in ran)
+        rounds = [-1 if span.round_number is None else span.round_number for span in ran]
+        assert sorted(launched) == sorted(
+            (span.label, span.stage, number) for span, number in zip(ran, rounds, strict=True)
+        )
+        num_refuted = sum(report.num_accepted < report.num_proposed or report.hit is False for report in output.reports)
+        assert sum(item[:2] == ("roll back", Stage.ROLLBACK) for item in markers.started) == num_refuted > 0
         numbers = list(range(len(output.reports)))
         assert [item[2] for item in markers.started if item[0] == "round"] == numbers
         assert [item[1:] for item in markers.started if item[0] == "commit"] == [(Stage.COMMIT, n) for n in numbers]
@@ -159,7 +166,24 @@ class TestMarkers:
             await rig.idle()
             recording = recorder.stop()
         assert markers.num_open == 0
-        assert LaunchOutcome.UNKNOWN in {span.outcome for span in recording.launches if span.lane == lane}
+        failed = [span for span in recording.launches if span.outcome is LaunchOutcome.FAILED]
+        assert {span.lane for span in failed} == {lane}
+        assert all(span.duration_ms > 0 for span in failed)
+
+    async def test_ones_that_fail_themselves_fail_no_request(self, caplog: pytest.LogCaptureFixture) -> None:
+        class Failing(FakeMarkers):
+            def start(self, label: str, *, stage: Stage, payload: int) -> Any:
+                if len(self.started) == 20:
+                    raise OSError("the profiler went away")
+                return super().start(label, stage=stage, payload=payload)
+
+        markers = Failing()
+        output, recording = await recorded(target_model(), REQUEST, [half_right()], markers=markers, pipelined=True)
+        check_recording(recording, output)
+        assert len(markers.started) == 20
+        assert [record.message for record in caplog.records] == [
+            "nothing is marked any more, as the markers failed: OSError('the profiler went away')"
+        ]
 
 
 class TestNvtx:
@@ -173,14 +197,15 @@ class TestNvtx:
         assert set(nvtx.categories) >= {"draft", "verify", "rollback", "commit"}
         assert nvtx.open == {}
         # Few words, told apart by their payloads: each would be kept for ever.
-        assert {item["message"] for item in nvtx.closed} <= {*LaunchKind, "round", "commit"}
+        assert {item["message"] for item in nvtx.closed} <= {*LaunchKind, "round", "commit", "roll back"}
         by_message = {item["message"]: item["category"] for item in nvtx.closed}
-        assert by_message["settle"] == nvtx.categories["rollback"]
+        assert by_message["roll back"] == nvtx.categories["rollback"]
         assert by_message["draft"] == nvtx.categories["draft"]
         rounds = [item["payload"] for item in nvtx.closed if item["message"] == "round"]
         assert rounds == list(range(len(output.reports)))
-        verifies = {item["payload"] for item in nvtx.closed if item["message"] == "verify"}
-        assert verifies == {span.number for span in recording.launches if span.label == "verify"}
+        verifies = [item["payload"] for item in nvtx.closed if item["message"] == "verify"]
+        assert verifies == rounds
+        assert len(recording.rounds) == len(rounds)
 
     def test_where_the_package_is_absent_nothing_is_marked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "nvtx", None)
@@ -188,8 +213,10 @@ class TestNvtx:
         assert isinstance(markers, NoMarkers)
         markers.start("verify", stage=Stage.VERIFY, payload=1)()
 
-    async def test_the_real_package_is_used_as_it_wants_to_be(self) -> None:
-        pytest.importorskip("nvtx")
+    async def test_the_real_package_takes_the_words_of_the_fake(self) -> None:
+        """Without a tool attached it marks nothing, so more than the words cannot be seen."""
+        nvtx = pytest.importorskip("nvtx")
+        assert set(nvtx.colors._NVTX_COLORS) >= COLOURS
         output, recording = await recorded(
             target_model(), REQUEST, [half_right()], markers=nvtx_markers(), pipelined=True
         )
@@ -226,6 +253,46 @@ class TestStartAndStop:
             assert not recorder.on
             await rig.run(REQUEST)
 
+    async def test_a_round_of_an_earlier_recording_is_none_of_this_one(self) -> None:
+        recorder = SpanRecorder()
+        async with rigged(target_model(), [half_right()], pipelined=True, spans=recorder) as rig:
+            recorder.start()
+            await rig.loop.prefill(REQUEST)
+            rounds = rig.loop.rounds(REQUEST)
+            await anext(rounds)
+            recorder.stop()
+            recorder.start()
+            reports = [report async for report in rounds]
+            await rig.idle()
+            recording = recorder.stop()
+        # The first of these was on its way when the recording began.
+        assert [span.num_tokens for span in recording.rounds] == [len(report.token_ids) for report in reports[1:]]
+
+    async def test_launches_behind_an_error_do_not_pile_up(self) -> None:
+        recorder = SpanRecorder()
+        async with rigged(target_model(), [half_right()], spans=recorder) as rig:
+            recorder.start()
+            stream = rig.loop._verifier._track.stream
+
+            def fail() -> None:
+                raise OSError("out of luck")
+
+            stream.launch(fail, label="verify")
+            stream.launch(int, label="judge")
+            with pytest.raises(OSError, match="out of luck"):
+                await stream.record()
+            output = await rig.run(REQUEST)
+            await rig.idle()
+            assert len(recorder._pending) < 10
+            recording = recorder.stop()
+        outcomes = [span.outcome for span in recording.launches]
+        assert outcomes[:2] == [LaunchOutcome.FAILED, LaunchOutcome.UNKNOWN]
+        assert len(recording.rounds) == len(output.reports)
+
+    async def test_where_drafting_does_not_pay_gamma_is_0(self) -> None:
+        _, recording = await recorded(target_model(), REQUEST, [model_proposer(new_model(2), 0)])
+        assert {span.gamma for span in recording.rounds[:-1]} == {0}
+
     async def test_only_the_newest_spans_are_kept(self) -> None:
         recorder = SpanRecorder(max_spans=5)
         async with rigged(target_model(), [half_right()], spans=recorder) as rig:
@@ -259,6 +326,33 @@ def _track_streams(loop: Any) -> list[Any]:
 def test_every_kind_of_launch_has_a_stage() -> None:
     assert all(stage_of(kind) is not Stage.OTHER for kind in LaunchKind)
     assert stage_of("load target") is Stage.OTHER
+
+
+async def test_while_off_no_code_of_the_recorder_runs_in_a_round() -> None:
+    entered: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and "/spans/" in frame.f_code.co_filename.replace("\\", "/"):
+            entered.add(frame.f_code.co_qualname)
+
+    recorder = SpanRecorder()
+    threading.setprofile(note)
+    try:
+        async with rigged(target_model(), [half_right()], pipelined=True, spans=recorder) as rig:
+            entered.clear()
+            sys.setprofile(note)
+            await rig.run(REQUEST)
+            await rig.idle()
+            sys.setprofile(None)
+            assert entered == set()
+            recorder.start()
+            sys.setprofile(note)
+            await rig.run(REQUEST)
+            sys.setprofile(None)
+            assert "SpanRecorder.queue" in entered
+    finally:
+        threading.setprofile(None)
+        sys.setprofile(None)
 
 
 async def test_a_recorder_that_is_off_costs_less_than_a_hundredth_of_a_costless_round() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+COLOURS = frozenset({"green", "blue", "yellow", "purple", "rapids", "cyan", "red", "white", "darkgreen", "orange"})
+"""Names that the module knows without matplotlib."""
+
 
 class FakeNvtx:
     """The part of the module that is used; a domain with a tool attached."""
@@ -22,7 +25,9 @@ class FakeNvtx:
         return self.categories.setdefault(name, len(self.categories) + 1)
 
     def get_event_attributes(self, *, message: str, color: str, category: int, payload: int) -> dict[str, Any]:
-        assert isinstance(payload, int)
+        assert type(payload) is int
+        assert color in COLOURS
+        assert category in self.categories.values()
         return {"message": message, "color": color, "category": category, "payload": payload}
 
     def start_range(self, attributes: dict[str, Any]) -> int:

@@ -42,11 +42,13 @@ class CudaTime:
         try:
             if not self._driver.query(ended):
                 return None
-            start_ms, end_ms = (self._driver.elapsed_ms(self._anchor, event) for event in (began, ended))
+            start_ms = self._anchor_ms + self._driver.elapsed_ms(self._anchor, began)
+            # The driver's float32 is exact over short times: durations stay so however long ago the anchor was.
+            end_ms = start_ms + self._driver.elapsed_ms(began, ended)
         except RuntimeError:
             # Whoever awaits the work hears of it.
             return None
-        return LaunchTimes(start_ms=self._anchor_ms + start_ms, end_ms=self._anchor_ms + end_ms)
+        return LaunchTimes(start_ms=start_ms, end_ms=end_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
