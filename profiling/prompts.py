@@ -6,9 +6,11 @@ most when a text is to be copied with small changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+from models import Tokenizer
 
 Message = Mapping[str, str]
 
@@ -116,3 +118,10 @@ def bench_prompts(kind: PromptKind) -> tuple[BenchPrompt, ...]:
             f"{_COPY_REQUESTS[index % len(_COPY_REQUESTS)]}\n\n{passage}" for index, passage in enumerate(_COPY)
         ]
     return tuple(BenchPrompt(kind=kind, messages=({"role": "user", "content": request},)) for request in requests)
+
+
+def prompt_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """A conversation as token ids; plain text where the model has no chat template."""
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat(messages)
+    return tokenizer.encode("\n".join(message["content"] for message in messages))

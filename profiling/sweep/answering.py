@@ -9,7 +9,7 @@ before; the time to the first token is kept, but no figure rests on it.
 
 from __future__ import annotations
 
-from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
+from profiling.prompts import BenchPrompt, PromptKind, bench_prompts, prompt_ids
 from profiling.sweep.run import Cell, Round, SweepRun, Turn
 from profiling.sweep.settings import SweepSettings
 from profiling.sweep.turns import sweep_cells, sweep_turns
@@ -31,10 +31,10 @@ class Answerer:
         """
         self._runtime = runtime
         self._settings = settings
-        # Two rounds of the largest gamma, which settings leave room for.
-        self._num_short = 2 * (settings.gammas[-1] + 1)
+        # Two of the longest rounds, which settings leave room for.
+        self._num_short = 2 * (settings.max_gamma + 1)
         for turn in sweep_turns(settings):
-            num_prompt_tokens = len(runtime.tokenizer.encode_chat(_prompt(turn).messages))
+            num_prompt_tokens = len(prompt_ids(runtime.tokenizer, _prompt(turn).messages))
             if num_prompt_tokens + settings.max_tokens > runtime.context_length:
                 raise ContextLengthError(
                     f"the context of {runtime.context_length} tokens has no room for {settings.max_tokens} behind "
@@ -78,7 +78,7 @@ class Answerer:
 
     async def _ask(self, prompt: BenchPrompt, turn: Turn, cell: Cell, max_tokens: int) -> list[Chunk]:
         async with self._runtime.stream(
-            prompt.messages,
+            prompt_ids(self._runtime.tokenizer, prompt.messages),
             max_tokens=max_tokens,
             ignore_eos=True,
             temperature=turn.temperature,

@@ -39,5 +39,5 @@ def fewest_turns(num_cells: int) -> int:
 
 def _false_rate(wins: int, num_turns: int, num_cells: int) -> float:
     """Bound on the chance that any of the cells wins so many turns, none being faster than plain decoding."""
-    ways = sum(math.comb(num_turns, won) * 2 ** (num_turns - won) for won in range(wins, num_turns + 1))
-    return num_cells * ways / 3**num_turns
+    ways: int = sum(math.comb(num_turns, won) * 2 ** (num_turns - won) for won in range(wins, num_turns + 1))
+    return num_cells * ways / int(3**num_turns)

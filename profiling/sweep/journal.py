@@ -4,7 +4,7 @@ Owns the file: its first line says what is measured and on what, each other line
 made.
 
 A line is written and synchronised at once, so a process that is killed loses the run that it was making; half a line at
-the end is dropped. Runs of another setting, machine or pair are never taken for these: they are refused by name.
+the end is dropped. Runs of another setting, machine, code or pair are never taken for these: they are refused by name.
 """
 
 from __future__ import annotations
@@ -30,13 +30,16 @@ class SweepJournalError(SlipstreamError):
 class SweepJournal:
     """One unfinished sweep in one folder."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], machine: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], machine: Mapping[str, Any], identity: Mapping[str, Any]
+    ) -> None:
         """Read what there is.
 
         Args:
             folder: where the file is, or will be.
             settings: what is measured.
             machine: what it is measured on.
+            identity: what tells the code and the weights from others.
 
         Raises:
             SweepJournalError: if the file holds another sweep, or is none.
@@ -45,6 +48,7 @@ class SweepJournal:
         self.runs: list[SweepRun] = []
         self._settings = dict(settings)
         self._machine = {name: machine.get(name) for name in _MACHINE_FIELDS}
+        self._identity = dict(identity)
         self._loaded: object = None
         lines = self._lines()
         self._is_new = not lines
@@ -70,7 +74,12 @@ class SweepJournal:
         plain_loaded = json.loads(json.dumps(loaded))
         if not self._is_new and isinstance(self._loaded, dict):
             self._check_equal("a runtime with", self._loaded, plain_loaded)
-        header = {"settings": self._settings, "machine": self._machine, "loaded": plain_loaded}
+        header = {
+            "settings": self._settings,
+            "machine": self._machine,
+            "identity": self._identity,
+            "loaded": plain_loaded,
+        }
         lines = [json.dumps(header), *(json.dumps(run.as_dict()) for run in runs)]
         write_atomically(self.path, "".join(f"{line}\n" for line in lines).encode())
         self.runs, self._is_new = list(runs), False
@@ -105,6 +114,7 @@ class SweepJournal:
         for name, wanted, what in (
             ("settings", self._settings, "a sweep with"),
             ("machine", self._machine, "runs of a machine with"),
+            ("identity", self._identity, "runs made with"),
         ):
             found = header.get(name)
             if not isinstance(found, dict):

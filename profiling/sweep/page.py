@@ -14,7 +14,8 @@ from jinja2 import Environment, StrictUndefined
 from profiling.sweep.report import COLUMNS, SweepReport, cells_of
 
 _CAPTIONS = {
-    "speedup": "Speed over plain decoding by gamma. Lines are medians, dots are prompts; the grey band is the noise.",
+    "speedup": "Speed over plain decoding by gamma. Lines are medians, dots are prompts; the grey band is the "
+    "noise. The diamonds are medians of mode auto, the default, which chooses mode and gamma itself.",
     "position": "Acceptance by position in the block: of the rounds that proposed a token there, the share that "
     "accepted it and all before it.",
     "length": "Acceptance along the output, with the fastest gamma of each mode.",
@@ -69,7 +70,7 @@ code { overflow-wrap: anywhere; }
 <li>{{ found.kind }}, temperature {{ "%g" | format(found.temperature) }}: {{ found.text }}</li>
 {% endfor %}</ul>
 {% endif %}<p>{{ report.noise_in_words }}
-<span{% if report.num_different %} class="alarm"{% endif %}>{{ report.identity_in_words }}</span></p>
+<span{% if report.is_broken %} class="alarm"{% endif %}>{{ report.identity_in_words }}</span></p>
 {% for picture in pictures %}<figure>
 <img src="data:image/png;base64,{{ picture.data }}" alt="{{ picture.caption }}">
 <figcaption>{{ picture.caption }}</figcaption>
@@ -77,7 +78,8 @@ code { overflow-wrap: anywhere; }
 {% endfor %}<h2>Figures</h2>
 <p>Speed-ups are over plain decoding, prompt by prompt in the same run: the median, the lowest and the highest prompt.
 Times are milliseconds a token after the first round, medians. Length is the mean number of tokens of a round that
-proposed something, the target's own included. Batch size is 1.</p>
+proposed something, the target's own included. Mode auto is what runs by default: it chooses between the other modes,
+and gamma, by itself. Batch size is 1.</p>
 {{ table(columns, rows) }}
 <h2>For comparison: somebody else's figures</h2>
 <div class="other">

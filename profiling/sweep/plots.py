@@ -58,7 +58,9 @@ def _write(report: SweepReport, draw_panel: _DrawPanel, path: Path) -> None:
 
 
 def _draw_speedup(report: SweepReport, temperature: float, mode: Mode, axes: Axes) -> None:
-    """Lines are medians, dots are prompts."""
+    """Lines are medians, dots are prompts; the runtime's own choice stands to the right of all gammas."""
+    auto = _by_kind(report, temperature, Mode.AUTO)
+    place = report.settings.gammas[-1] + 1
     axes.axhline(1.0, color="grey", linewidth=1, label="plain decoding")
     axes.axhspan(1 - report.noise.median, 1 + report.noise.median, color="grey", alpha=0.2, linewidth=0)
     for kind, rows in _by_kind(report, temperature, mode).items():
@@ -66,10 +68,11 @@ def _draw_speedup(report: SweepReport, temperature: float, mode: Mode, axes: Axe
         is_all = kind == ALL_KINDS
         color = "black" if is_all else f"C{[str(known) for known in report.settings.kinds].index(kind)}"
         axes.plot(gammas, [row.median for row in rows], "--" if is_all else "-", color=color, label=kind, linewidth=2)
+        axes.plot(place, [row.median for row in auto[kind]], "D", color=color, markersize=6)
         if not is_all:
             for row in rows:
                 axes.plot([row.gamma or 0] * len(row.speedups), row.speedups, "o", color=color, alpha=0.4, markersize=4)
-    axes.set_xticks(report.settings.gammas)
+    axes.set_xticks([*report.settings.gammas, place], [*map(str, report.settings.gammas), "auto"])
     axes.set_xlabel("gamma: tokens proposed a round")
     axes.set_ylabel("speed over plain decoding")
 

@@ -25,7 +25,7 @@ class SweepRow:
     """A kind of prompt, or `all`."""
     mode: Mode
     gamma: int | None
-    """None where nothing is proposed."""
+    """None where nothing is proposed, or where the runtime chooses."""
     speedups: tuple[float, ...]
     """Over plain decoding, turn by turn: rows of one kind and temperature have the same turns."""
     num_wins: int

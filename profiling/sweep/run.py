@@ -29,7 +29,7 @@ class Cell:
 
     mode: Mode
     gamma: int | None = None
-    """None where nothing is proposed."""
+    """None where nothing is proposed, or where the runtime chooses."""
     again: bool = False
     """Whether it is plain decoding for the second time, which shows how far two runs of the same thing differ."""
 
@@ -43,6 +43,8 @@ class Cell:
 
 PLAIN = Cell(mode=Mode.PLAIN)
 PLAIN_AGAIN = Cell(mode=Mode.PLAIN, again=True)
+AUTO = Cell(mode=Mode.AUTO)
+"""What a user gets who asks for nothing: mode and gamma are the runtime's own choice, round by round."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from profiling.machine import new_folder
 from profiling.prompts import PromptKind, bench_prompts
 from runtime import GenerationOptions, LoadSettings, Mode
 from runtime import arguments as runtime_arguments
+from runtime.load_settings import DEFAULT_MAX_GAMMA
 
 MAX_GAMMA = 15
 MODES = (Mode.SEQUENTIAL, Mode.PIPELINED)
@@ -51,6 +52,11 @@ class SweepSettings:
     max_tokens: int = _FULL.max_tokens
     """Of each answer."""
 
+    @property
+    def max_gamma(self) -> int:
+        """Most tokens that any round proposes: mode `auto` shall have the choice that it has by default."""
+        return max(self.gammas[-1], DEFAULT_MAX_GAMMA)
+
     def as_dict(self) -> dict[str, Any]:
         """Every field, ready for JSON."""
         return {
@@ -72,9 +78,9 @@ class SweepSettings:
         """Keywords of `Runtime.load`: one runtime serves every cell."""
         return {
             **self.load,
-            # It serves simpler modes too, on the same streams.
-            "mode": max(self.modes, key=list(Mode).index).value,
-            "max_gamma": self.gammas[-1],
+            # It serves all other modes too, on the same streams.
+            "mode": Mode.AUTO.value,
+            "max_gamma": self.max_gamma,
             # The report says more than the warning would.
             "acceptance_threshold": 0.0,
         }
@@ -105,10 +111,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
         parser.error(f"--gammas must be 1 to {MAX_GAMMA}, got {' '.join(map(str, chosen.gammas))}")
     if not 1 <= chosen.prompts <= _NUM_PROMPTS:
         parser.error(f"--prompts must be 1 to {_NUM_PROMPTS}, as many as there are of each kind, got {chosen.prompts}")
-    least_tokens = 2 * (gammas[-1] + 1)
+    longest = max(gammas[-1], DEFAULT_MAX_GAMMA)
+    least_tokens = 2 * (longest + 1)
     if chosen.max_tokens < least_tokens:
         parser.error(
-            f"--max-tokens must be at least {least_tokens}, two rounds of the largest gamma, got {chosen.max_tokens}"
+            f"--max-tokens must be at least {least_tokens}, two rounds of gamma {longest}, got {chosen.max_tokens}"
         )
     load = runtime_arguments.load_keywords(vars(chosen))
     if "draft" in load:
@@ -137,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m profiling.sweep",
         description="Measure which gamma is the fastest for a pair: speed over plain decoding, acceptance and "
         "milliseconds a token, by kind of prompt and mode, at batch size 1.",
-        epilog="exit status: 0 done, 1 failed or an output that differs from plain decoding's, 2 wrong usage, "
+        epilog="exit status: 0 done, 1 failed, or on a CPU an output that is not plain decoding's, 2 wrong usage, "
         "130 interrupted; with --out-dir the same command goes on",
     )
     runtime_arguments.add_load_options(parser.add_argument_group("the pair"), _LOAD_NAMES)
@@ -153,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=[mode.value for mode in MODES],
         default=[mode.value for mode in MODES],
-        help="how rounds are run (default: both)",
+        help="how rounds are run (default: both); auto is always measured beside them",
     )
     parser.add_argument(
         "--temperatures",

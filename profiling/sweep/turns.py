@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from profiling.sweep.run import PLAIN, PLAIN_AGAIN, Cell, SweepRun, Turn
+from profiling.sweep.run import AUTO, PLAIN, PLAIN_AGAIN, Cell, SweepRun, Turn
 from profiling.sweep.settings import SweepSettings
 
 Answer = Callable[[Turn, Cell], Awaitable[SweepRun]]
@@ -20,7 +20,7 @@ Answer = Callable[[Turn, Cell], Awaitable[SweepRun]]
 
 def sweep_cells(settings: SweepSettings) -> tuple[Cell, ...]:
     """All cells, those of plain decoding as far from each other as can be."""
-    speculating = [Cell(mode=mode, gamma=gamma) for mode in settings.modes for gamma in settings.gammas]
+    speculating = [*(Cell(mode=mode, gamma=gamma) for mode in settings.modes for gamma in settings.gammas), AUTO]
     middle = len(speculating) // 2
     return (PLAIN, *speculating[:middle], PLAIN_AGAIN, *speculating[middle:])
 

@@ -19,14 +19,17 @@ from profiling.sweep import __main__ as program
 from profiling.sweep.__main__ import main
 from profiling.sweep.answering import Answerer
 from profiling.sweep.journal import UNFINISHED
+from profiling.sweep.lock import FolderInUseError, folder_lock
 from profiling.sweep.page import sweep_page
 from profiling.sweep.plots import write_plots
 from profiling.sweep.report import SweepReport, cells_of
 from profiling.sweep.run import Cell, SweepRun, Turn
 from profiling.sweep.settings import parse_arguments
 from runtime import MissingDependencyError, Runtime, TokenStream
+from tests.support import tiny_checkpoint
 from tests.support.sweeps import planted_runs, settings_of
 from tests.support.tiny_checkpoint import write_tiny_gguf
+from tests.support.tiny_tokenizers import byte_level_metadata
 
 MACHINE = {"processor": 'made <up> & "quoted"', "command": "python -m profiling.sweep --target '<b>&'"}
 LOADED = {"target": "<script>alert(1)</script> & co", "draft": ["a<b"], "weights": "float32", "device": "cpu"}
@@ -35,7 +38,8 @@ LOADED = {"target": "<script>alert(1)</script> & co", "draft": ["a<b"], "weights
 def report_of(**changes: Any) -> SweepReport:
     settings = settings_of([2, 4, 6], num_prompts=5)
     runs = changes.pop("runs", None) or planted_runs(settings, {2: 1.3, 4: 1.5, 6: 1.2})
-    return SweepReport.of(runs, settings=settings, machine={**MACHINE, **changes}, loaded=LOADED)
+    loaded = changes.pop("loaded", LOADED)
+    return SweepReport.of(runs, settings=settings, machine={**MACHINE, **changes}, loaded=loaded)
 
 
 class Page(HTMLParser):
@@ -88,7 +92,7 @@ class TestPage:
         report = report_of()
         page = Page(sweep_page(report, {}))
         # Its own head and rows, those of the example, and what it ran on.
-        assert page.num_rows == 1 + 4 * 7 + 1 + 5 + len(MACHINE) - 1 + len(LOADED)
+        assert page.num_rows == 1 + 4 * 8 + 1 + 5 + len(MACHINE) - 1 + len(LOADED)
         marked = re.findall(r'<tr class="best">.*?</tr>', sweep_page(report, {}))
         assert len(marked) == 4 * 2
         assert all("<td>4</td>" in row for row in marked)
@@ -97,9 +101,21 @@ class TestPage:
         runs = planted_runs(settings_of(num_prompts=5), {2: 1.3, 4: 1.5, 6: 1.2})
         runs[3] = replace(runs[3], token_ids=(1, 2, 3))
         report = report_of(runs=runs)
-        assert 'class="alarm">OUTPUTS DIFFER: 1 of 120' in sweep_page(report, {})
+        assert 'class="alarm">OUTPUTS DIFFER: 1 of 135' in sweep_page(report, {})
         assert 'class="alarm"' not in sweep_page(report_of(), {})
         assert sum(line.endswith("OUTPUTS DIFFER") for line in report.as_text().splitlines()) == 2
+        assert report.is_broken
+
+    def test_on_a_gpu_a_near_tie_is_no_fault(self) -> None:
+        runs = planted_runs(settings_of(num_prompts=5), {2: 1.3, 4: 1.5, 6: 1.2})
+        runs[3] = replace(runs[3], token_ids=(1, 2, 3))
+        report = report_of(runs=runs, loaded={**LOADED, "device": "cuda:0"})
+        assert not report.is_broken
+        assert "134 of 135 outputs are identical to plain decoding's. On cuda:0" in report.as_text()
+        assert "OUTPUTS DIFFER" not in report.as_text()
+        assert sum(line.endswith("some outputs differ") for line in report.as_text().splitlines()) == 2
+        assert 'class="alarm"' not in sweep_page(report, {})
+        assert report.as_dict({})["identical"] is False
 
     def test_plots_become_part_of_it(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
@@ -122,6 +138,7 @@ class TestReport:
         assert lines[0].endswith("batch size 1, 24 tokens an answer, 5 prompt(s) of each kind.")
         plain, two = (cells_of(row) for row in report.rows[:2])
         assert plain == ("0", "code", "plain", "-", "-", "-", "1.00", "1.00", "1.00", "20.10")
+        assert cells_of(report.rows[7])[:4] == ("0", "code", "auto", "adaptive")
         assert two == ("0", "code", "sequential", "2", "50 %", "2.00", "1.30", "1.30", "1.30", "15.46")
 
     def test_a_busy_machine_is_noticed(self) -> None:
@@ -134,7 +151,7 @@ class TestReport:
         assert written["batch_size"] == 1
         assert written["identical"] is True
         assert written["noise"]["median"] == pytest.approx(0.01)
-        assert len(written["rows"]) == 4 * 7
+        assert len(written["rows"]) == 4 * 8
         overall = [found for found in written["recommendations"] if found["kind"] == "all" and found["over_all_modes"]]
         assert [(found["mode"], found["gamma"]) for found in overall] == [("sequential", 4)]
 
@@ -150,7 +167,11 @@ class TestArguments:
             (["--modes", "auto"], "--modes"),
             (["--prompts", "7"], "--prompts must be 1 to 6"),
             (["--prompts", "0"], "--prompts must be 1 to 6"),
-            (["--max-tokens", "21"], "--max-tokens must be at least 22, two rounds of the largest gamma, got 21"),
+            (["--max-tokens", "21"], "--max-tokens must be at least 22, two rounds of gamma 10, got 21"),
+            (
+                ["--gammas", "2", "--max-tokens", "17"],
+                "--max-tokens must be at least 18, two rounds of gamma 8, got 17",
+            ),
             (["--temperatures", "-1"], "temperature"),
             (["--temperatures", "nan"], "temperature"),
             (["--kinds", "poem"], "--kinds"),
@@ -187,10 +208,10 @@ class TestArguments:
         for arguments in (["--draft", "ngram,early-exit:2"], ["--draft", "ngram", "--draft", "early-exit:2"]):
             assert parse_arguments(arguments).settings.as_dict()["draft"] == ["ngram", "early-exit:2"]
 
-    def test_a_runtime_is_loaded_for_the_modes_and_the_largest_gamma(self) -> None:
+    def test_a_runtime_is_loaded_for_all_modes_and_no_smaller_gamma_than_by_default(self) -> None:
         options = parse_arguments(["--gammas", "4", "2", "--modes", "sequential"]).settings.load_options()
-        assert (options["mode"], options["max_gamma"]) == ("sequential", 4)
-        assert parse_arguments([]).settings.load_options()["mode"] == "pipelined"
+        assert (options["mode"], options["max_gamma"]) == ("auto", 8)
+        assert parse_arguments([]).settings.load_options()["max_gamma"] == 10
 
 
 @pytest.fixture
@@ -203,9 +224,9 @@ def same_threads() -> Iterator[None]:
 
 @pytest.fixture
 def command(tmp_path: Path, same_threads: None) -> list[str]:
-    """A sweep of eight cells on a checkpoint of a few kilobytes, one prompt of two kinds."""
+    """A sweep of seven cells on a checkpoint of a few kilobytes, one prompt of two kinds."""
     target = write_tiny_gguf(tmp_path / "tiny.gguf", max_position_embeddings=1024)
-    pair = ["--target", str(target), "--draft", "ngram,early-exit:1", "--weights", "float32", "--threads", "1"]
+    pair = ["--target", str(target), "--draft", "ngram,early-exit:1", "--weights", "float32", "--threads", "2"]
     extent = [
         "--gammas",
         "1",
@@ -216,7 +237,7 @@ def command(tmp_path: Path, same_threads: None) -> list[str]:
         "code",
         "chat",
         "--max-tokens",
-        "16",
+        "20",
         "--device",
         "cpu",
     ]
@@ -233,7 +254,7 @@ class TestRunning:
         real_answer = Answerer.answer
 
         async def answer(self: Answerer, turn: Turn, cell: Cell) -> SweepRun:
-            if len(answered) == 8:
+            if len(answered) == 9:
                 raise KeyboardInterrupt
             answered.append((turn, cell))
             return await real_answer(self, turn, cell)
@@ -241,7 +262,7 @@ class TestRunning:
         monkeypatch.setattr(Answerer, "answer", answer)
         with pytest.raises(KeyboardInterrupt):
             main([*command, "--temperatures", "0.8"])
-        assert f"8 runs are kept in {out / UNFINISHED}; the same command goes on" in capsys.readouterr().err
+        assert f"9 runs are kept in {out / UNFINISHED}; the same command goes on" in capsys.readouterr().err
 
         asked: list[dict[str, Any]] = []
         real_stream = Runtime.stream
@@ -253,20 +274,25 @@ class TestRunning:
         monkeypatch.setattr(Answerer, "answer", real_answer)
         monkeypatch.setattr(Runtime, "stream", stream)
         assert main([*command, "--temperatures", "0.8"]) == 0
-        timed = [options for options in asked if options["max_tokens"] == 16]
+        timed = [options for options in asked if options["max_tokens"] == 20]
         speculating = {(mode, gamma) for mode in ("sequential", "pipelined") for gamma in (1, 3)}
         assert Counter((options["mode"], options["gamma"]) for options in timed) == {
             ("plain", None): 2,
+            ("auto", None): 1,
             **dict.fromkeys(speculating, 1),
         }
         assert {(options["temperature"], options["seed"]) for options in timed} == {(0.8, 1)}
         printed = capsys.readouterr()
-        assert "going on: 6 of 12 runs were made before" in printed.err
+        assert "going on: 7 of 14 runs were made before" in printed.err
         *_, last = printed.out.splitlines()
         report = json.loads(last)
-        assert (report["num_runs"], report["identical"], report["batch_size"]) == (12, True, 1)
+        assert (report["num_runs"], report["identical"], report["batch_size"]) == (14, True, 1)
         assert report["loaded"]["draft"] == ["ngram", "tiny (first 1 layers)"]
-        assert {(row["mode"], row["gamma"]) for row in report["rows"]} == {("plain", None), *speculating}
+        assert {(row["mode"], row["gamma"]) for row in report["rows"]} == {
+            ("plain", None),
+            ("auto", None),
+            *speculating,
+        }
         assert all(row["tpot_ms"] > 0 and row["lowest_speedup"] > 0 for row in report["rows"])
         proposing = [row for row in report["rows"] if row["gamma"] == 3]
         assert all(len(row["acceptance_rate_per_position"]) == 3 for row in proposing)
@@ -275,7 +301,7 @@ class TestRunning:
             f"{name}{ending}" for ending in (".json", ".html", ".jsonl", "-speedup.png", "-position.png", "-length.png")
         }
         assert json.loads((out / f"{name}.json").read_text()) == report
-        assert len((out / f"{name}.jsonl").read_text().splitlines()) == 1 + 12
+        assert len((out / f"{name}.jsonl").read_text().splitlines()) == 1 + 14
         assert len(Page((out / f"{name}.html").read_text()).images) == 3
 
     def test_without_matplotlib_it_says_so_first_or_leaves_plots_out(
@@ -290,6 +316,38 @@ class TestRunning:
         report = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert set(report["files"]) == {"json", "html", "jsonl"}
         assert Page(Path(report["files"]["html"]).read_text()).images == []
+
+    def test_a_base_model_without_a_chat_template_reads_plain_text(
+        self, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(
+            tiny_checkpoint,
+            "byte_level_metadata",
+            lambda: {name: value for name, value in byte_level_metadata().items() if name != "tokenizer.chat_template"},
+        )
+        write_tiny_gguf(tmp_path / "tiny.gguf", max_position_embeddings=1024)
+        assert main([*command, "--no-plots", "--kinds", "code", "--modes", "sequential"]) == 0
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["identical"] is True
+
+    def test_a_mode_that_a_runtime_does_not_have_is_left_out_or_refused(
+        self, command: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """One thread is no choice to make."""
+        alone = [*command, "--no-plots", "--kinds", "code", "--threads", "1"]
+        assert main([*alone, "--modes", "pipelined"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: nothing can overlap here, so there is no pipelined mode to measure; it takes")
+        assert main(alone) == 0
+        printed = capsys.readouterr()
+        assert "note: nothing can overlap here, so there is no pipelined mode to measure" in printed.err
+        report = json.loads(printed.out.splitlines()[-1])
+        assert {row["mode"] for row in report["rows"]} == {"plain", "sequential", "auto"}
+        assert report["recommendations"][-1]["text"].startswith("too few runs to recommend anything: 1 cannot")
+
+    def test_a_folder_that_another_sweep_writes_to_is_refused(self, command: list[str], tmp_path: Path) -> None:
+        (tmp_path / "out").mkdir()
+        with folder_lock(tmp_path / "out"), pytest.raises(FolderInUseError, match="name another --out-dir"):
+            main([*command, "--no-plots"])
 
     def test_a_context_without_room_is_refused_in_one_line(
         self, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

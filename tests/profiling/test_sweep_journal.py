@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import scheduler
 from profiling.prompts import PromptKind
+from profiling.sweep import lock
+from profiling.sweep.identity import sweep_identity
 from profiling.sweep.journal import UNFINISHED, SweepJournal, SweepJournalError
-from profiling.sweep.run import PLAIN, PLAIN_AGAIN, Cell, SweepRun, Turn
+from profiling.sweep.lock import LOCK, FolderInUseError, folder_lock
+from profiling.sweep.run import AUTO, PLAIN, PLAIN_AGAIN, Cell, SweepRun, Turn
 from profiling.sweep.settings import SweepSettings
 from profiling.sweep.turns import complete_turns, measure, ordered, sweep_cells, sweep_turns
 from tests.support.sweeps import planted_runs, run_of, settings_of
+from tests.support.tiny_checkpoint import write_tiny_folder, write_tiny_gguf
 
 SETTINGS = settings_of([2, 4], kinds=[PromptKind.CODE, PromptKind.COPY], num_prompts=2)
+ROOT = Path(__file__).parents[2]
 MACHINE: dict[str, Any] = {"processor": "made up", "num_cores": 2, "date": "2026-01-01", "load_average": 0.5}
 LOADED = {"target": "tiny", "draft": ("ngram",)}
-NUM_CELLS = 6
+NUM_CELLS = 7
+IDENTITY = {"version": "1.0", "code": "c0de", "weights of the target": "aa", "weights of the drafts": "bb cc"}
 
 
-def journal_in(folder: Path, settings: SweepSettings = SETTINGS, machine: dict[str, Any] = MACHINE) -> SweepJournal:
-    return SweepJournal(folder, settings.as_dict(), machine)
+def journal_in(
+    folder: Path,
+    settings: SweepSettings = SETTINGS,
+    machine: dict[str, Any] = MACHINE,
+    identity: dict[str, str] = IDENTITY,
+) -> SweepJournal:
+    return SweepJournal(folder, settings.as_dict(), machine, identity)
 
 
 class Killed(Exception):
@@ -61,7 +77,7 @@ class TestOrder:
         runs, made, read = sweep(tmp_path)
         assert [(run.turn, run.cell) for run in runs] == made
         assert len(set(made)) == len(made) == 4 * NUM_CELLS
-        assert Counter(cell.gamma for _, cell in made)[None] == 8
+        assert Counter(cell.gamma for _, cell in made)[None] == 4 * 3
         assert [(turn.kind, turn.prompt) for turn in read] == [("code", 0), ("copy", 0), ("code", 1), ("copy", 1)]
         assert len({turn.seed for turn in read}) == 4
 
@@ -154,6 +170,15 @@ class TestRefusals:
         with pytest.raises(SweepJournalError, match=r"runs of a machine with num_cores 2, and this is one with 64"):
             journal_in(tmp_path, machine={**MACHINE, "num_cores": 64})
 
+    @pytest.mark.parametrize("name", list(IDENTITY))
+    def test_other_code_or_weights_are_named(self, tmp_path: Path, name: str) -> None:
+        sweep(tmp_path, num_runs=1)
+        assert len(journal_in(tmp_path, identity=dict(IDENTITY)).runs) == 1
+        with pytest.raises(
+            SweepJournalError, match=rf"runs made with {name} {IDENTITY[name]}, and this is one with other"
+        ):
+            journal_in(tmp_path, identity={**IDENTITY, name: "other"})
+
     def test_another_draft_behind_the_same_name_is_named(self, tmp_path: Path) -> None:
         sweep(tmp_path, num_runs=1)
         with pytest.raises(SweepJournalError, match=r"a runtime with draft ngram, and this is one with ngram shipped"):
@@ -181,6 +206,84 @@ class TestRefusals:
             journal_in(tmp_path)
 
 
-def test_turns_are_of_the_settings_alone() -> None:
-    assert sweep_turns(SETTINGS) == sweep_turns(SETTINGS)
-    assert len(sweep_cells(SETTINGS)) == NUM_CELLS
+class TestIdentity:
+    def test_other_weights_under_the_same_name_are_others(self, tmp_path: Path) -> None:
+        target, draft = write_tiny_gguf(tmp_path / "target.gguf"), write_tiny_folder(tmp_path / "draft")
+        load = {"target": str(target), "draft": ["ngram", str(draft)]}
+        before = sweep_identity(load)
+        assert sweep_identity({**load, "threads": 1}) == before
+        write_tiny_gguf(target, seed=8)
+        other_target = sweep_identity(load)
+        assert _changed(before, other_target) == ["weights of the target"]
+        write_tiny_folder(draft, seed=8)
+        assert _changed(other_target, sweep_identity(load)) == ["weights of the drafts"]
+
+    def test_other_code_is_told_apart(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        load = {"target": str(write_tiny_gguf(tmp_path / "target.gguf")), "draft": "ngram"}
+        before = sweep_identity(load)
+        code = tmp_path / "scheduler"
+        code.mkdir()
+        (code / "__init__.py").write_text("round = 1\n")
+        monkeypatch.setattr(scheduler, "__file__", str(code / "__init__.py"))
+        one = sweep_identity(load)
+        (code / "__init__.py").write_text("round = 2\n")
+        assert _changed(before, one) == _changed(one, sweep_identity(load)) == ["code"]
+
+
+def _changed(one: dict[str, str], other: dict[str, str]) -> list[str]:
+    return [name for name in one if one[name] != other[name]]
+
+
+class TestLock:
+    def test_a_second_sweep_is_kept_out_until_the_first_has_ended(self, tmp_path: Path) -> None:
+        with folder_lock(tmp_path):
+            message = (
+                rf"process {os.getpid()}, is writing to .*; wait for it, or name another --out-dir; .* delete .*lock"
+            )
+            with pytest.raises(FolderInUseError, match=message), folder_lock(tmp_path):
+                pass
+            assert (tmp_path / LOCK).exists()
+        assert list(tmp_path.iterdir()) == []
+        with folder_lock(tmp_path):
+            pass
+
+    def test_the_lock_of_a_process_that_was_killed_keeps_nobody_out(self, tmp_path: Path) -> None:
+        take = "import os, sys; from pathlib import Path; from profiling.sweep.lock import folder_lock\n"
+        take += "with folder_lock(Path(sys.argv[1])): os._exit(9)"
+        assert subprocess.run([sys.executable, "-c", take, str(tmp_path)], cwd=ROOT, check=False).returncode == 9
+        assert (tmp_path / LOCK).exists()
+        with folder_lock(tmp_path):
+            assert (tmp_path / LOCK).read_text() == str(os.getpid())
+
+    def test_a_file_that_another_removed_meanwhile_is_no_lock(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real_take, path, num_taken = lock._take, tmp_path / LOCK, [0]
+
+        def take(descriptor: int) -> None:
+            num_taken[0] += 1
+            if num_taken[0] == 1:
+                path.unlink()
+            real_take(descriptor)
+
+        monkeypatch.setattr(lock, "_take", take)
+        with folder_lock(tmp_path):
+            assert path.read_text() == str(os.getpid())
+        assert num_taken == [2]
+
+
+def test_turns_are_all_prompts_of_all_kinds_at_all_temperatures() -> None:
+    turns = sweep_turns(replace(SETTINGS, temperatures=(0.0, 0.8)))
+    assert [(turn.prompt, turn.kind, turn.temperature, turn.seed) for turn in turns] == [
+        (0, "code", 0.0, 0),
+        (0, "code", 0.8, 0),
+        (0, "copy", 0.0, 1),
+        (0, "copy", 0.8, 1),
+        (1, "code", 0.0, 2),
+        (1, "code", 0.8, 2),
+        (1, "copy", 0.0, 3),
+        (1, "copy", 0.8, 3),
+    ]
+    assert Counter(sweep_cells(SETTINGS)) == Counter(
+        [PLAIN, PLAIN_AGAIN, AUTO, *(Cell(mode=mode, gamma=gamma) for mode in SETTINGS.modes for gamma in (2, 4))]
+    )

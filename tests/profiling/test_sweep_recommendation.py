@@ -292,6 +292,25 @@ class TestOverModes:
         assert found.text.startswith("take gamma 2, pipelined: 1.03x")
         assert "sequential at its best, gamma 2, gives 1.02x, which is within the noise of it" in found.text
 
+    @pytest.mark.parametrize(
+        ("auto", "words"),
+        [
+            (1.42, "auto, the default, is at 1.42x"),
+            (1.5, "auto, the default, is at 1.50x, which is within the noise of it"),
+            (1.9, "auto, the default, is at 1.90x"),
+        ],
+    )
+    def test_the_default_is_compared_with_and_never_recommended(self, auto: float, words: str) -> None:
+        runs = planted_runs(settings_of([2]), {2: 1.5}, auto=auto)
+        found = found_for(runs, None)
+        assert (found.gamma, found.best.mode) == (2, SEQUENTIAL)
+        assert f"; {words} (python -m runtime" in found.text
+        assert found.as_dict()["auto_speedup"] == pytest.approx(auto)
+        slow = found_for(planted_runs(settings_of([2]), {2: 0.9}, auto=auto), None)
+        assert slow.gamma is None
+        assert f"auto, the default, is at {auto:.2f}x." in slow.text
+        assert {one.mode for one in recommend(sweep_rows(runs), 0.01)} == {SEQUENTIAL, PIPELINED, None}
+
     def test_the_command_names_the_pair_that_was_given(self) -> None:
         rows = sweep_rows(planted_runs(settings_of([2]), {2: 1.5}))
         load = {"target": "my models/big", "draft": ["ngram", "small"], "weights": "int8", "threads": 2}

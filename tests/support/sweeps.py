@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from profiling.prompts import PromptKind
-from profiling.sweep.run import Cell, Round, SweepRun, Turn
+from profiling.sweep.run import AUTO, Cell, Round, SweepRun, Turn
 from profiling.sweep.settings import SweepSettings
 from profiling.sweep.turns import sweep_cells, sweep_turns
 
@@ -28,7 +28,12 @@ def run_of(turn: Turn, cell: Cell, tpot_ms: float, *, num_tokens: int = 24, num_
 
 
 def planted_runs(
-    settings: SweepSettings, speedups: dict[int, float] | TokenMs, *, noise: float = 0.01, num_accepted: int = 1
+    settings: SweepSettings,
+    speedups: dict[int, float] | TokenMs,
+    *,
+    noise: float = 0.01,
+    num_accepted: int = 1,
+    auto: float = 1.0,
 ) -> list[SweepRun]:
     """All runs of a sweep.
 
@@ -37,11 +42,14 @@ def planted_runs(
         speedups: over plain decoding by gamma, in both modes and for all prompts; or milliseconds a token of any cell.
         noise: by how much the second plain run is slower than the first, as a share.
         num_accepted: of each round.
+        auto: speed of mode auto over plain decoding, where `speedups` are by gamma.
     """
 
     def tpot_ms(turn: Turn, cell: Cell) -> float:
         if callable(speedups):
             return speedups(turn, cell)
+        if cell == AUTO:
+            return PLAIN_MS * (1 + noise / 2) / auto
         if cell.gamma is None:
             return PLAIN_MS * (1 + noise) if cell.again else PLAIN_MS
         # Over the mean of both plain runs.
