@@ -41,6 +41,8 @@ class Colour(StrEnum):
     ORANGE = "rail_idle"
     BLUE = "rail_response"
     RED = "terrible"
+    YELLOW = "yellow"
+    BLACK = "black"
     GREEN = "good"
     OCHRE = "bad"
     GREY = "generic_work"

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from profiling.trace.chrome_events import ChromeEvents, Colour, Event, Slice, nanoseconds
 from profiling.trace.counters import CounterReadings
-from profiling.trace.traced_round import TARGET, RoundKind, kind_of
+from profiling.trace.traced_round import TARGET, RoundKind, discarded, kind_of, rollbacks, shown_stage
 from scheduler import LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan, Stage
 
 ROLLING_ROUNDS = 8
@@ -21,9 +21,16 @@ _COLOURS = {
     Stage.PREFILL: Colour.BROWN,
     Stage.DRAFT: Colour.ORANGE,
     Stage.VERIFY: Colour.BLUE,
+    Stage.SETTLE: Colour.YELLOW,
     Stage.ROLLBACK: Colour.RED,
     Stage.COMMIT: Colour.GREEN,
     Stage.OTHER: Colour.GREY,
+}
+_ENDINGS = {
+    LaunchOutcome.RAN: "",
+    LaunchOutcome.FAILED: ", failed",
+    LaunchOutcome.SKIPPED: ", skipped",
+    LaunchOutcome.UNKNOWN: ", not seen to end",
 }
 _ROUND_COLOURS = {RoundKind.HIT: Colour.GREEN, RoundKind.MISS: Colour.OCHRE}
 
@@ -52,7 +59,9 @@ class _RecordingEvents:
         self._events = events
         self._source_names = source_names
         self._launches: dict[int, Slice] = {}
-        """By number, those that ran."""
+        """By number, those that ran or failed."""
+        self._rolled_back = rollbacks(recording)
+        self._discarded = discarded(recording)
 
     def build(self, readings: CounterReadings | None) -> list[Event]:
         rounds_track = self._events.add_track("rounds")
@@ -89,21 +98,23 @@ class _RecordingEvents:
             "generation": launch.generation,
             "width": launch.num_tokens,
             "outcome": launch.outcome.value,
+            "discarded": True if launch.number in self._discarded else None,
+            "enqueue_ms": launch.enqueue_ms,
             "queued_us": self._ns(launch.queued_ms) / 1000,
         }
+        stage = shown_stage(launch, self._rolled_back)
+        name = (launch.label or "launch") + _ENDINGS[launch.outcome]
         if launch.start_ms is None or launch.end_ms is None:
             # Nobody noted when: the stream came to it after what stood before it, and not before it was queued.
-            ending = "skipped" if launch.outcome is LaunchOutcome.SKIPPED else "not seen to end"
-            name, queued_ns = f"{launch.label or 'launch'}, {ending}", self._ns(launch.queued_ms)
-            self._events.add_instant(track, name, queued_ns, category=launch.stage.value, args=args)
+            self._events.add_instant(track, name, self._ns(launch.queued_ms), category=stage.value, args=args)
             return
         self._launches[launch.number] = self._events.add_slice(
             track,
-            launch.label or "launch",
+            name,
             self._ns(launch.start_ms),
             self._ns(launch.end_ms),
-            category=launch.stage.value,
-            colour=_COLOURS[launch.stage],
+            category=stage.value,
+            colour=Colour.BLACK if launch.outcome is LaunchOutcome.FAILED else _COLOURS[stage],
             args=args,
         )
 
@@ -148,15 +159,16 @@ class _RecordingEvents:
 
     def _add_arrows(self) -> None:
         own = {
-            (launch.round_number, launch.label): self._launches[launch.number]
+            (launch.round_number, launch.label): launch.number
             for launch in self._recording.launches
             if launch.label in (LaunchKind.VERIFY, LaunchKind.JUDGE, LaunchKind.SETTLE)
             and launch.number in self._launches
         }
         for span in self._recording.rounds:
-            verify, judge, settle = (
+            numbers = [
                 own.get((span.number, label)) for label in (LaunchKind.VERIFY, LaunchKind.JUDGE, LaunchKind.SETTLE)
-            )
+            ]
+            verify, judge, settle = (None if number is None else self._launches[number] for number in numbers)
             for number in span.drafts:
                 draft = self._launches.get(number)
                 # The guess is drawn while the block is read; what takes it in is the judgement.
@@ -164,14 +176,16 @@ class _RecordingEvents:
                 if draft and judged:
                     self._events.add_flow("proposal", draft, judged, category="proposal")
             if judge and settle:
-                refuted = span.hit is False or span.num_accepted < span.num_proposed
-                name = "rollback" if refuted else "verdict"
-                self._events.add_flow(name, judge, settle, category=Stage.ROLLBACK.value)
+                rolled_back = numbers[-1] in self._rolled_back
+                name, stage = ("rollback", Stage.ROLLBACK) if rolled_back else ("verdict", Stage.SETTLE)
+                self._events.add_flow(name, judge, settle, category=stage.value)
 
     def _add_round_counters(self) -> None:
         recent: deque[RoundSpan] = deque(maxlen=ROLLING_ROUNDS)
         for span in self._recording.rounds:
-            for name, value in (("gamma", span.gamma), ("lead", span.lead)):
+            for name, chosen in (("gamma", span.gamma), ("lead", span.lead)):
+                # A viewer draws a value until the next one: what was chosen before is not true of a plain round.
+                value = chosen if span.num_proposed else 0
                 if value is not None:
                     self._events.add_counter(name, "tokens", self._ns(span.start_ms), value)
             recent.append(span)

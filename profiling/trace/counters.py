@@ -91,7 +91,7 @@ class CounterReader:
             self._looked_at_s = occupancy.taken_at_s
             # It was taken a moment ago, by another clock.
             age_ms = (time.monotonic() - occupancy.taken_at_s) * 1e3
-            self._note_device(occupancy, now_ms - age_ms)
+            self._note_device(occupancy, time.perf_counter() * 1e3 - age_ms)
 
     def try_read(self) -> bool:
         """Read; whether that may go on. A failure is told of, and no reason to lose a recording."""

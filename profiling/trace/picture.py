@@ -22,6 +22,8 @@ from profiling.trace.traced_round import (
     TracedRound,
     discarded,
     of_lane,
+    rollbacks,
+    shown_stage,
 )
 from scheduler import LaunchSpan, Recording, Stage
 
@@ -33,6 +35,7 @@ STAGE_COLOURS = {
     Stage.PREFILL: "#cc79a7",
     Stage.DRAFT: "#e69f00",
     Stage.VERIFY: "#0072b2",
+    Stage.SETTLE: "#f0e442",
     Stage.ROLLBACK: "#d55e00",
     Stage.COMMIT: "#009e73",
     Stage.OTHER: "#999999",
@@ -44,7 +47,7 @@ _BAR_HEIGHT = 0.56
 _LEAST_SHARE = 0.002
 """Least width of a bar, of the picture's: a rollback takes microseconds."""
 _HATCH = "////"
-_NAMES = {Stage.ROLLBACK: "settle, after a miss rollback"}
+_NAMES = {Stage.SETTLE: "settle, nothing rolled back"}
 _ARROW_NAME = "verdict to rollback"
 
 
@@ -83,10 +86,11 @@ def draw_recording(
     stretch = _stretch(chosen)
     figure = new_figure(width_inches=12, height_inches=4)
     axes = figure.subplots()
-    thrown_away = discarded(recording)
+    thrown_away, rolled_back = discarded(recording), rollbacks(recording)
     for lane in (TARGET, DRAFT):
         for launch in of_lane(recording.launches, lane):
-            _draw_launch(axes, launch, stretch, is_discarded=launch.number in thrown_away)
+            stage = shown_stage(launch, rolled_back)
+            _draw_launch(axes, launch, stretch, stage, is_discarded=launch.number in thrown_away)
     for traced in chosen:
         _draw_round(axes, traced, stretch)
     arrows = [_draw_arrow(axes, traced, stretch) for traced in chosen]
@@ -107,7 +111,7 @@ def _stretch(rounds: Sequence[TracedRound]) -> Stretch:
     return Stretch(start_ms=start_ms, end_ms=max(*ends_ms, start_ms + 1e-3))
 
 
-def _draw_launch(axes: Axes, launch: LaunchSpan, stretch: Stretch, *, is_discarded: bool) -> None:
+def _draw_launch(axes: Axes, launch: LaunchSpan, stretch: Stretch, stage: Stage, *, is_discarded: bool) -> None:
     if launch.start_ms is None or launch.end_ms is None:
         return
     if launch.end_ms <= stretch.start_ms or launch.start_ms > stretch.end_ms:
@@ -117,13 +121,13 @@ def _draw_launch(axes: Axes, launch: LaunchSpan, stretch: Stretch, *, is_discard
     axes.broken_barh(
         [(start_ms - stretch.start_ms, width_ms)],
         (_ROWS[launch.lane] - _BAR_HEIGHT / 2, _BAR_HEIGHT),
-        facecolor=STAGE_COLOURS[launch.stage],
+        facecolor=STAGE_COLOURS[stage],
         edgecolor="white",
         # A bar that is as narrow as its edge would be nothing but edge.
         linewidth=0.6 if width_ms > 2 * _LEAST_SHARE * stretch.span_ms else 0.0,
         hatch=_HATCH if is_discarded else None,
         # What is short comes last, lest it be hidden.
-        zorder=3 if launch.stage in (Stage.ROLLBACK, Stage.COMMIT) else 2,
+        zorder=3 if stage in (Stage.SETTLE, Stage.ROLLBACK, Stage.COMMIT) else 2,
     )
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from scheduler import LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan
+from scheduler import LaneName, LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan, Stage
 
-TARGET, DRAFT = "target", "draft"
-"""Names of the lanes."""
+TARGET, DRAFT = LaneName.TARGET, LaneName.DRAFT
 
 
 class RoundKind(StrEnum):
@@ -94,6 +93,22 @@ class TracedRequest:
         """From the first round's start to the last verdict."""
         return Stretch(start_ms=self.rounds[0].span.start_ms, end_ms=self.rounds[-1].span.verdict_ms)
 
+    def refuted(self) -> list[TracedRound]:
+        """The rounds of which the draft was rolled back: the guess was wrong or, without one, a token was rejected.
+
+        Of a last round without a guess nobody knows: its block may have been cut where the answer ended.
+        """
+        return [
+            traced
+            for traced in self.rounds
+            if traced.span.hit is False
+            or (
+                traced.span.hit is None
+                and traced.span.num_accepted < traced.span.num_proposed
+                and traced is not self.rounds[-1]
+            )
+        ]
+
     def pairs(self) -> list[tuple[TracedRound, TracedRound]]:
         """Each round with the one directly behind it."""
         return [(one, other) for one, other in pairwise(self.rounds) if other.span.number == one.span.number + 1]
@@ -146,6 +161,21 @@ def discarded(recording: Recording) -> frozenset[int]:
         for launch in of_lane(recording.launches, DRAFT)
         if launch.label in (LaunchKind.DRAFT, LaunchKind.LOOK_UP) and launch.num_tokens and launch.number not in used
     )
+
+
+def rollbacks(recording: Recording) -> frozenset[int]:
+    """Numbers of the launches that rolled the draft back; any other one that settles took in a verdict that held."""
+    return frozenset(
+        traced.settle.number
+        for request in traced_requests(recording)
+        for traced in request.refuted()
+        if traced.settle is not None
+    )
+
+
+def shown_stage(launch: LaunchSpan, rolled_back: frozenset[int]) -> Stage:
+    """The stage that a launch is shown as, once it is known which ones rolled back."""
+    return Stage.ROLLBACK if launch.number in rolled_back else launch.stage
 
 
 def all_rounds(requests: Sequence[TracedRequest]) -> list[TracedRound]:

@@ -12,13 +12,11 @@ import pytest
 from profiling.trace.chrome_events import ChromeEvents, Colour, encode_trace
 from profiling.trace.chrome_trace import ROLLING_ROUNDS, chrome_events
 from profiling.trace.counters import Counter, CounterReading, CounterReadings
-from scheduler import CostModel, LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan, Stage, VirtualDevice
+from scheduler import LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan, Stage, VirtualDevice
 from tests.support.chrome_format import ChromeTrace, check_trace, end_of, read_trace
-from tests.support.loops import model_proposer, request_of
-from tests.support.sequential_cases import PROMPT, new_model, target_model
-from tests.support.spans import recorded
-
-REQUEST = request_of(PROMPT, 40, temperature=1.0, seed=2)
+from tests.support.hand_recording import HandRecording, launch_span, round_span
+from tests.support.sequential_cases import target_model
+from tests.support.spans import COSTS, REQUEST, half_right, recorded
 
 
 def traced(recording: Recording, **options: Any) -> ChromeTrace:
@@ -26,18 +24,11 @@ def traced(recording: Recording, **options: Any) -> ChromeTrace:
     return check_trace(json.loads(encode_trace(events, {}, compressed=False)))
 
 
-def half_right() -> Any:
-    model = new_model(1, sharpness=1.2)
-    model.tables[0, 3:6] = new_model(2).tables[0, 3:6]
-    return model_proposer(model, 4)
-
-
 async def recording_of(kind: str, *, seed: int = 0) -> Recording:
     """A request in a pipeline on a virtual clock or on threads, or on one thread."""
     options: dict[str, Any] = {"pipelined": kind != "sequential"}
     if kind == "virtual":
-        costs = CostModel(duration_ms=lambda stream, label, value: {"verify": 20.0, "draft": 3.0}.get(label, 0.0))
-        options["new_stream"] = VirtualDevice(seed, costs=costs).stream
+        options["new_stream"] = VirtualDevice(seed, costs=COSTS).stream
     _, recording = await recorded(target_model(), REQUEST, [half_right()], **options)
     return recording
 
@@ -59,7 +50,9 @@ async def test_every_launch_and_every_round_is_there(kind: str) -> None:
         assert event["args"].get("width") == launch.num_tokens
         assert event["args"].get("generation") == launch.generation
         assert event["args"].get("round") == launch.round_number
-        assert event["cat"] == launch.stage
+        assert event["cat"] in (
+            (launch.stage,) if launch.label != LaunchKind.SETTLE else (Stage.SETTLE, Stage.ROLLBACK)
+        )
         if launch.start_ms is not None and launch.end_ms is not None:
             # Pushed aside by no more than a nanosecond for each launch before it that took no time.
             assert event["ts"] == pytest.approx((launch.start_ms - recording.start_ms) * 1e3, abs=0.5)
@@ -98,8 +91,11 @@ async def test_arrows_lead_from_drafts_to_what_judged_them_and_from_verdicts_to_
             assert (origin.label, end.label) == (LaunchKind.JUDGE, LaunchKind.SETTLE)
             assert origin.round_number == end.round_number
             span = recording.rounds[end.round_number]
-            refuted = span.hit is False or span.num_accepted < span.num_proposed
-            assert arrow.name == ("rollback" if refuted else "verdict")
+            # A guess is right only behind a block that was accepted as a whole.
+            refuted = not span.hit if span.hit is not None else span.num_accepted < span.num_proposed
+            is_known = span.hit is not None or span.number < recording.rounds[-1].number
+            assert arrow.name == ("rollback" if refuted and is_known else "verdict")
+            assert arrow.category == arrow.end["cat"] == (Stage.ROLLBACK if arrow.name == "rollback" else Stage.SETTLE)
     assert proposals == {span.number: set(span.drafts) for span in recording.rounds if span.drafts}
     rolled_back = [arrow for arrow in trace.arrows if arrow.name == "rollback"]
     assert 0 < len(rolled_back) < len(recording.rounds)
@@ -108,9 +104,6 @@ async def test_arrows_lead_from_drafts_to_what_judged_them_and_from_verdicts_to_
 async def test_counters_follow_the_rounds() -> None:
     recording = await recording_of("virtual")
     trace = traced(recording)
-    known = [span for span in recording.rounds if span.gamma is not None]
-    assert [value for _, value in trace.counter("gamma")] == [span.gamma for span in known]
-    assert [value for _, value in trace.counter("lead")] == [span.lead for span in known]
     proposing = [span for span in recording.rounds if span.num_proposed]
     times = [(span.verdict_ms - recording.start_ms) * 1e3 for span in recording.rounds]
     shares = trace.counter(f"acceptance over {ROLLING_ROUNDS} rounds")
@@ -123,50 +116,13 @@ async def test_counters_follow_the_rounds() -> None:
     assert shares[-1][1] == pytest.approx(100 * num_accepted / num_proposed, abs=0.01)
 
 
-def launch(number: int, label: str, **changes: Any) -> LaunchSpan:
-    settings: dict[str, Any] = {
-        "lane": "target",
-        "stream": "target",
-        "queued_ms": 1000.0,
-        "start_ms": 1001.0,
-        "end_ms": 1002.0,
-        "outcome": LaunchOutcome.RAN,
-        "round_number": 0,
-        "generation": 0,
-        "num_tokens": 1,
-    }
-    return LaunchSpan(number=number, label=label, **{**settings, **changes})
-
-
-def round_span(**changes: Any) -> RoundSpan:
-    settings: dict[str, Any] = {
-        "number": 0,
-        "start_ms": 1000.0,
-        "verdict_ms": 1006.0,
-        "end_ms": 1007.0,
-        "drafts": (),
-        "gamma": None,
-        "lead": None,
-        "num_proposed": 0,
-        "num_accepted": 0,
-        "num_tokens": 1,
-        "hit": None,
-        "num_discarded": 0,
-        "together": False,
-        "source": 0,
-        "draft_ms": 0.0,
-        "verify_ms": 1.0,
-    }
-    return RoundSpan(**{**settings, **changes})
-
-
 def recording_with(*launches: LaunchSpan, rounds: tuple[RoundSpan, ...] = ()) -> Recording:
     return Recording(launches=launches, rounds=rounds, start_ms=1000.0, end_ms=1010.0)
 
 
 class TestByHand:
     def test_times_count_from_the_start_in_microseconds(self) -> None:
-        trace = traced(recording_with(launch(0, "verify", start_ms=1001.5, end_ms=1003.25)))
+        trace = traced(recording_with(launch_span(0, "verify", start_ms=1001.5, end_ms=1003.25)))
         (event,) = trace.on("stream target")
         assert (event["ts"], event["dur"]) == (1500.0, 1750.0)
 
@@ -176,8 +132,8 @@ class TestByHand:
         assert set(trace.tracks.values()) == {"rounds", "host"}
 
     def test_launches_without_length_lie_side_by_side(self) -> None:
-        flat = [launch(number, "settle", start_ms=1001.0, end_ms=1001.0) for number in range(3)]
-        trace = traced(recording_with(*flat, launch(3, "verify", start_ms=1001.0, end_ms=1001.5)))
+        flat = [launch_span(number, "settle", start_ms=1001.0, end_ms=1001.0) for number in range(3)]
+        trace = traced(recording_with(*flat, launch_span(3, "verify", start_ms=1001.0, end_ms=1001.5)))
         assert [event["ts"] for event in trace.on("stream target")] == [1000.0, 1000.001, 1000.002, 1000.003]
         assert end_of(trace.on("stream target")[-1]) == 1500.0
 
@@ -185,10 +141,10 @@ class TestByHand:
         nothing = {"start_ms": None, "end_ms": None, "queued_ms": 1001.25}
         trace = traced(
             recording_with(
-                launch(0, "draft"),
-                launch(1, "draft", outcome=LaunchOutcome.SKIPPED, **nothing),
-                launch(2, "verify", outcome=LaunchOutcome.UNKNOWN, **nothing),
-                launch(3, "draft", start_ms=1002.0, end_ms=1004.0),
+                launch_span(0, "draft"),
+                launch_span(1, "draft", outcome=LaunchOutcome.SKIPPED, **nothing),
+                launch_span(2, "verify", outcome=LaunchOutcome.UNKNOWN, **nothing),
+                launch_span(3, "draft", start_ms=1002.0, end_ms=1004.0),
             )
         )
         instants = trace.on("stream target", "i")
@@ -200,10 +156,10 @@ class TestByHand:
         drafts = {"lane": "draft", "stream": "draft"}
         trace = traced(
             recording_with(
-                launch(0, "draft", start_ms=1000.0, end_ms=1001.0, **drafts),
-                launch(1, "verify", start_ms=1001.0, end_ms=1005.0),
-                launch(2, "draft", start_ms=1001.0, end_ms=1003.0, **drafts),
-                launch(3, "judge", start_ms=1005.0, end_ms=1005.5),
+                launch_span(0, "draft", start_ms=1000.0, end_ms=1001.0, **drafts),
+                launch_span(1, "verify", start_ms=1001.0, end_ms=1005.0),
+                launch_span(2, "draft", start_ms=1001.0, end_ms=1003.0, **drafts),
+                launch_span(3, "judge", start_ms=1005.0, end_ms=1005.5),
                 rounds=(round_span(drafts=(0, 2, 17), num_proposed=1, hit=True, num_accepted=1),),
             )
         )
@@ -215,19 +171,87 @@ class TestByHand:
     def test_an_arrow_against_time_is_left_out(self) -> None:
         trace = traced(
             recording_with(
-                launch(0, "judge", start_ms=1004.0, end_ms=1005.0),
-                launch(1, "settle", start_ms=1001.0, end_ms=1002.0, stream="draft", lane="draft"),
+                launch_span(0, "judge", start_ms=1004.0, end_ms=1005.0),
+                launch_span(1, "settle", start_ms=1001.0, end_ms=1002.0, stream="draft", lane="draft"),
                 rounds=(round_span(),),
             )
         )
         assert trace.arrows == []
 
     def test_rounds_and_launches_that_nobody_named_are_shown(self) -> None:
-        trace = traced(recording_with(launch(0, ""), rounds=(round_span(source=5, num_proposed=1, gamma=1, lead=0),)))
+        trace = traced(
+            recording_with(launch_span(0, ""), rounds=(round_span(source=5, num_proposed=1, gamma=1, lead=0),))
+        )
         assert trace.on("stream target")[0]["name"] == "launch"
         assert trace.on("stream target")[0]["cat"] == Stage.OTHER
         assert "source" not in trace.on("rounds")[0]["args"]
         assert trace.counter("lead") == [(0.0, 0)]
+
+    def test_gamma_and_lead_are_0_while_nothing_is_proposed(self) -> None:
+        chosen = {"num_proposed": 4, "gamma": 4, "lead": 3}
+        rounds = (
+            round_span(0),
+            round_span(1, start_ms=1001.0, **chosen),
+            # What was chosen came too late, or nobody was asked.
+            round_span(2, start_ms=1002.0, gamma=4, lead=3),
+            round_span(3, start_ms=1003.0, **chosen),
+            round_span(4, start_ms=1004.0),
+            # Proposed by whoever was asked before the recording.
+            round_span(5, start_ms=1005.0, num_proposed=2),
+        )
+        trace = traced(recording_with(rounds=rounds))
+        assert [value for _, value in trace.counter("gamma")] == [0, 4, 0, 4, 0]
+        assert [value for _, value in trace.counter("lead")] == [0, 3, 0, 3, 0]
+        assert [at_us for at_us, _ in trace.counter("gamma")] == [0.0, 1000.0, 2000.0, 3000.0, 4000.0]
+
+    def test_lookahead_that_was_thrown_away_says_so(self) -> None:
+        hand = HandRecording()
+        used = hand.draft(0, 4)
+        hand.round(5, 15, verify=(5, 14), drafts=(used,), proposed=1)
+        ahead = hand.draft(16, 20)
+        # It read, and wrote nothing that could be thrown away.
+        hand.draft(20, 21, tokens=0)
+        hand.launch("draft", LaunchKind.DRAFT, None, outcome=LaunchOutcome.SKIPPED)
+        trace = traced(hand.build())
+        events = [event for phase in "Xi" for event in trace.on("stream draft", phase)]
+        assert {
+            event["args"]["launch"]: event["args"]["discarded"] for event in events if "discarded" in event["args"]
+        } == {ahead: True}
+
+    def test_a_settle_is_a_rollback_only_where_something_was_refuted(self) -> None:
+        hand = HandRecording()
+        for proposed, accepted, hit in (
+            (2, 2, True),
+            (2, 2, False),
+            (2, 1, None),
+            (2, 2, None),
+            (0, 0, None),
+            (3, 1, None),
+        ):
+            start_ms = 10.0 * len(hand.rounds)
+            hand.round(
+                start_ms, start_ms + 9, verify=(start_ms, start_ms + 7), settle=(start_ms + 8, start_ms + 9),
+                proposed=proposed, accepted=accepted, hit=hit,
+            )  # fmt: skip
+        trace = traced(hand.build())
+        settles = trace.on("stream draft")
+        # The last block was cut where the answer ended, as far as anybody knows.
+        stages = ["settle", "rollback", "rollback", "settle", "settle", "settle"]
+        assert [event["cat"] for event in settles] == stages
+        assert [event["cname"] == Colour.RED for event in settles] == [stage == "rollback" for stage in stages]
+        assert [arrow.name for arrow in trace.arrows] == [stage.replace("settle", "verdict") for stage in stages]
+
+    def test_what_failed_says_so(self) -> None:
+        nothing = {"start_ms": None, "end_ms": None}
+        trace = traced(
+            recording_with(
+                launch_span(0, "verify", outcome=LaunchOutcome.FAILED, end_ms=1003.0),
+                launch_span(1, "judge", outcome=LaunchOutcome.FAILED, **nothing),
+            )
+        )
+        (shown,) = trace.on("stream target")
+        assert (shown["name"], shown["dur"], shown["cname"]) == ("verify, failed", 2000.0, "black")
+        assert [event["name"] for event in trace.on("stream target", "i")] == ["judge, failed"]
 
     def test_readings_are_counters_with_units(self) -> None:
         reading = CounterReading(at_ms=1002.0, values={Counter.PROCESS_MEMORY: 12.5, Counter.GPU_BUSY: 37.0})
@@ -237,7 +261,7 @@ class TestByHand:
 
 
 def test_a_file_is_compressed_or_not_and_the_same_each_time(tmp_path: Path) -> None:
-    events = chrome_events(recording_with(launch(0, "verify")), process_name="größer ✓")
+    events = chrome_events(recording_with(launch_span(0, "verify")), process_name="größer ✓")
     about = {"prompt": "naïve 日本語 🙂"}
     plain, packed = (encode_trace(events, about, compressed=compressed) for compressed in (False, True))
     assert gzip.decompress(packed) == plain

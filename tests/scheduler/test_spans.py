@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from scheduler import (
-    CostModel,
     FixedGamma,
     Lane,
     LaunchKind,
@@ -35,16 +34,7 @@ from tests.support.device_loops import target_model as positioned_target
 from tests.support.fake_nvtx import COLOURS, FakeNvtx
 from tests.support.loops import decode, model_proposer, request_of, rigged
 from tests.support.sequential_cases import PROMPT, new_model, sources, target_model
-from tests.support.spans import FakeMarkers, check_recording, recorded
-
-REQUEST = request_of(PROMPT, 40, temperature=1.0, seed=2)
-COSTS = CostModel(duration_ms=lambda stream, label, value: {"verify": 20.0, "draft": 3.0}.get(label, 0.0))
-
-
-def half_right() -> Any:
-    model = new_model(1, sharpness=1.2)
-    model.tables[0, 3:6] = new_model(2).tables[0, 3:6]
-    return model_proposer(model, 4)
+from tests.support.spans import COSTS, REQUEST, FakeMarkers, check_recording, half_right, recorded
 
 
 @pytest.mark.parametrize("kind", ["none", "ngram", "same", "unrelated"])

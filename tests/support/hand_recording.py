@@ -3,8 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
-from scheduler import LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan
+from scheduler import LaneName, LaunchKind, LaunchOutcome, LaunchSpan, Recording, RoundSpan
+
+
+def launch_span(number: int, label: str, **changes: Any) -> LaunchSpan:
+    """A launch of the target's lane that ran from 1001 to 1002 ms, but for what is changed."""
+    settings: dict[str, Any] = {
+        "lane": LaneName.TARGET,
+        "stream": LaneName.TARGET,
+        "queued_ms": 1000.0,
+        "start_ms": 1001.0,
+        "end_ms": 1002.0,
+        "outcome": LaunchOutcome.RAN,
+        "round_number": 0,
+        "generation": None,
+        "num_tokens": 1,
+        "enqueue_ms": None,
+    }
+    return LaunchSpan(number=number, label=label, **{**settings, **changes})
+
+
+def round_span(number: int = 0, **changes: Any) -> RoundSpan:
+    """A plain round from 1000 to 1006 ms, but for what is changed."""
+    settings: dict[str, Any] = {
+        "start_ms": 1000.0,
+        "verdict_ms": 1006.0,
+        "end_ms": 1007.0,
+        "drafts": (),
+        "gamma": None,
+        "lead": None,
+        "num_proposed": 0,
+        "num_accepted": 0,
+        "num_tokens": 1,
+        "hit": None,
+        "num_discarded": 0,
+        "together": False,
+        "source": 0,
+        "draft_ms": 0.0,
+        "verify_ms": 1.0,
+    }
+    return RoundSpan(number=number, **{**settings, **changes})
 
 
 @dataclass
@@ -25,22 +65,23 @@ class HandRecording:
         tokens: int | None = None,
         of_round: int | None = None,
         outcome: LaunchOutcome = LaunchOutcome.RAN,
+        enqueue_ms: float | None = None,
     ) -> int:
         """A launch that ran between two times, or never; returns its number."""
         start_ms, end_ms = ran or (None, None)
         self.launches.append(
-            LaunchSpan(
-                number=len(self.launches),
+            launch_span(
+                len(self.launches),
+                label,
                 lane=lane,
-                stream=lane if lane == "target" else self.draft_stream,
-                label=label,
+                stream=lane if lane == LaneName.TARGET else self.draft_stream,
                 queued_ms=(start_ms or 0.0) if queued_ms is None else queued_ms,
                 start_ms=start_ms,
                 end_ms=end_ms,
                 outcome=outcome,
                 round_number=of_round,
-                generation=None,
                 num_tokens=tokens,
+                enqueue_ms=enqueue_ms,
             )
         )
         return self.launches[-1].number
@@ -64,34 +105,32 @@ class HandRecording:
         hit: bool | None = None,
         discarded: int = 0,
         read: int | None = None,
+        enqueue_ms: float | None = None,
     ) -> int:
         """A round with its launches; the target is through with it at `judged_ms`, else when it has read the block."""
         number = self.rounds[-1].number + 1 if self.rounds else 0
         if verify is not None:
             width = 1 + proposed if read is None else read
-            self.launch("target", LaunchKind.VERIFY, verify, queued_ms=queued_ms, tokens=width, of_round=number)
+            self.launch(
+                LaneName.TARGET, LaunchKind.VERIFY, verify, queued_ms=queued_ms, tokens=width, of_round=number,
+                enqueue_ms=enqueue_ms,
+            )  # fmt: skip
             judge = (verify[1], verify[1] if judged_ms is None else judged_ms)
             self.launch("target", LaunchKind.JUDGE, judge, queued_ms=queued_ms, of_round=number)
         if settle is not None:
             self.launch("draft", LaunchKind.SETTLE, settle, of_round=number)
         self.rounds.append(
-            RoundSpan(
-                number=number,
+            round_span(
+                number,
                 start_ms=start_ms,
                 verdict_ms=verdict_ms,
                 end_ms=verdict_ms,
                 drafts=drafts,
-                gamma=None,
-                lead=None,
                 num_proposed=proposed,
                 num_accepted=accepted,
                 num_tokens=accepted + 1,
                 hit=hit,
                 num_discarded=discarded,
-                together=False,
-                source=0,
-                draft_ms=0.0,
-                verify_ms=0.0,
             )
         )
         return number

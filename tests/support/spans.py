@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler import LaunchKind, LaunchOutcome, Recording, SpanRecorder, Stage
-from tests.support.loops import NewProposer, Output, rigged
+from scheduler import CostModel, LaunchKind, LaunchOutcome, Recording, SpanRecorder, Stage
+from tests.support.loops import NewProposer, Output, model_proposer, request_of, rigged
+from tests.support.sequential_cases import PROMPT, new_model
 from tests.support.table_model import TableModel
+
+REQUEST = request_of(PROMPT, 40, temperature=1.0, seed=2)
+COSTS = CostModel(duration_ms=lambda stream, label, value: {"verify": 20.0, "draft": 3.0}.get(label, 0.0))
+
+
+def half_right() -> Any:
+    """Proposals of a draft model that is right about every other token or so."""
+    model = new_model(1, sharpness=1.2)
+    model.tables[0, 3:6] = new_model(2).tables[0, 3:6]
+    return model_proposer(model, 4)
 
 
 class FakeMarkers:
