@@ -24,6 +24,8 @@ class Effort:
     """Of one token, to be held against the target's law."""
     num_step_runs: int
     """Of each timed step; medians count."""
+    watch_s: float
+    """How long other processes are watched before anything is loaded."""
     idle_s: float
     """How long an event loop on which nothing runs is watched."""
 
@@ -35,6 +37,7 @@ QUICK = Effort(
     num_memory_tokens=64,
     num_draws=40,
     num_step_runs=5,
+    watch_s=1.0,
     idle_s=0.2,
 )
 FULL = Effort(
@@ -44,5 +47,6 @@ FULL = Effort(
     num_memory_tokens=2000,
     num_draws=200,
     num_step_runs=15,
+    watch_s=1.0,
     idle_s=1.0,
 )

@@ -18,6 +18,7 @@ from models import PairError
 from profiling.doctor.check import CannotTell
 from profiling.doctor.effort import Effort
 from profiling.doctor.memory_gauge import HeldMemory, ReadMemory, memory_reader
+from profiling.doctor.other_load import OtherLoad, sample_other_load
 from profiling.doctor.shared import Shared
 from profiling.doctor.step_costs import Clock, StepCosts, measure_step_costs
 from profiling.doctor.trials import Turn, run_trials
@@ -26,7 +27,7 @@ from runtime import Engine, LoadSettings, Mode, Runtime, build_engine
 from scheduler import ModelProposer
 
 GAMMA = 4
-"""Tokens a round where drafts are to be heard whatever the controller thinks of them."""
+"""Tokens a round where drafts are to be heard whatever the controller thinks of them, and none were asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +35,17 @@ class Surroundings:
     """The machine before anything was loaded."""
 
     num_cores: int
-    load_average: float | None
-    """Processes that wanted to run, mean of the last minute; None where the system does not tell."""
+    others: OtherLoad
+    """What other processes used of them."""
     memory: HeldMemory | None = None
 
     @classmethod
-    def look(cls, *, memory: HeldMemory | None = None) -> Surroundings:
-        """As it is now."""
+    async def look(cls, watch_s: float, *, memory: HeldMemory | None = None) -> Surroundings:
+        """As it is over so many seconds."""
         has_affinity = hasattr(os, "sched_getaffinity")
         return cls(
             num_cores=len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
-            load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+            others=await sample_other_load(watch_s),
             memory=memory,
         )
 
@@ -80,7 +81,8 @@ class LoadedPair:
         self.surroundings = surroundings
         self.mismatch = mismatch
         self.read_memory = read_memory or memory_reader(engine.target.model.device)
-        self.gamma = min(GAMMA, runtime.settings.gamma_limit)
+        fixed = runtime.settings.fixed_gamma
+        self.gamma = min(GAMMA, runtime.settings.gamma_limit) if fixed is None else fixed
         generate = partial(run_trials, runtime.generate, self.modes, self.prompt_ids, effort, gamma=self.gamma)
         self._trials: Shared[tuple[Turn, ...]] = Shared("answering prompts in every mode", generate)
         self._costs: Shared[StepCosts] = Shared("timing single steps", partial(self._measure_costs, clock))
@@ -151,7 +153,7 @@ async def load_pair(settings: LoadSettings, effort: Effort) -> LoadedPair:
         SlipstreamError: if a model cannot be loaded.
     """
     # Device memory is looked at from the outside before there is a device to ask.
-    surroundings = Surroundings.look(memory=memory_reader(torch.device("cpu"))())
+    surroundings = await Surroundings.look(effort.watch_s, memory=memory_reader(torch.device("cpu"))())
     mismatch = None
     try:
         engine = await build_engine(settings)

@@ -14,6 +14,9 @@ from profiling.doctor.loaded_pair import LoadedPair
 from runtime import LoadSettings
 from scheduler import overlap_advice, why_no_cuda
 
+_MOST_OTHERS = 0.5
+"""Cores that others may use: less than a thread of the pair loses."""
+
 
 async def check_gpu(pair: LoadedPair) -> Finding:
     """NVML's reading of the GPU that the pair runs on."""
@@ -42,18 +45,19 @@ async def check_gpu(pair: LoadedPair) -> Finding:
 
 
 async def check_cores(pair: LoadedPair) -> Finding:
-    """The load average before anything was loaded, against the cores."""
-    load, num_cores = pair.surroundings.load_average, pair.surroundings.num_cores
-    if load is None:
-        raise CannotTell("the system does not tell its load")
-    is_loaded = load > num_cores
+    """What other processes used of the cores before anything was loaded."""
+    others, num_cores = pair.surroundings.others, pair.surroundings.num_cores
+    if others.num_cores is None:
+        raise CannotTell(others.reason)
+    is_loaded = others.num_cores > _MOST_OTHERS
     return Finding(
         verdict=Verdict.WARN if is_loaded else Verdict.OK,
-        measured=f"load average {load:.1f} on {num_cores} cores before anything was loaded",
-        advice="other programs wanted more than there is, so do not trust the times above: end them and run this again"
+        measured=f"others used {others.num_cores:.2f} of {num_cores} cores before anything was loaded; at most "
+        f"{_MOST_OTHERS:g} is good",
+        advice="other programs take time from the pair, so do not trust the times above: end them and run this again"
         if is_loaded
         else "",
-        figures={"load_average": load, "num_cores": num_cores},
+        figures={"others_num_cores": others.num_cores, "source": others.reason, "num_cores": num_cores},
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from models import BaseConsole, WeightKind
+from models import BaseConsole, SlipstreamError
 from profiling.doctor.check import Check, CheckResult, Verdict, worst
 from profiling.doctor.effort import FULL, QUICK
 from profiling.doctor.examination import examine
@@ -27,11 +27,12 @@ from profiling.doctor.plan import ALL_CHECKS
 from profiling.doctor.report import as_json, listing, table
 from profiling.machine import describe_machine
 from runtime import LoadSettings
+from runtime import arguments as runtime_arguments
 
 PROGRAM = "python -m profiling.doctor"
 DONE, FAILED = 0, 1
 _MOST_COLUMNS = 120
-_LOAD_OPTIONS = ("target", "draft", "weights", "threads", "device")
+_LOAD_NAMES = ("target", "draft", "mode", "gamma", "max_gamma", "weights", "threads", "device", "context_length")
 
 
 @dataclass(kw_only=True)
@@ -41,6 +42,8 @@ class _Examination:
     results: list[CheckResult] = field(default_factory=list)
     pair: dict[str, object] = field(default_factory=dict)
     interrupted: bool = False
+    error: str | None = None
+    """Why nothing could be loaded."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,27 +71,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with console.warnings_shown():
             asyncio.run(_examine(settings, checks, examination, quick=chosen.quick))
+    except SlipstreamError as error:
+        examination.error = None if examination.pair else _in_a_line(error)
+        raise
     except ValueError as error:
         if examination.pair:
             raise
         # What was asked for is not to be had from this model or device.
-        parser.error(" ".join(str(error).split()))
+        examination.error = _in_a_line(error)
+        parser.error(examination.error)
     except KeyboardInterrupt:
         examination.interrupted = True
         raise
     finally:
         if examination.results or examination.interrupted:
             console.result(table(examination.results, width=width, coloured=_is_coloured()))
-            if chosen.json:
-                console.result(
-                    as_json(
-                        examination.results,
-                        machine=machine,
-                        pair=examination.pair,
-                        quick=chosen.quick,
-                        interrupted=examination.interrupted,
-                    )
+        if chosen.json and (examination.results or examination.interrupted or examination.error):
+            console.result(
+                as_json(
+                    examination.results,
+                    machine=machine,
+                    pair=examination.pair,
+                    quick=chosen.quick,
+                    interrupted=examination.interrupted,
+                    error=examination.error,
                 )
+            )
     verdict = worst(result.finding.verdict for result in examination.results)
     return FAILED if verdict is Verdict.FAIL else DONE
 
@@ -109,12 +117,15 @@ async def _examine(settings: LoadSettings, checks: Sequence[Check], examination:
 
 
 def _settings(chosen: argparse.Namespace) -> LoadSettings:
-    given = {name: value for name in _LOAD_OPTIONS if (value := getattr(chosen, name)) is not None}
+    load = runtime_arguments.load_keywords(vars(chosen))
+    if "draft" in load:
+        load["draft"] = [draft for text in chosen.draft for draft in text.split(",")]
     # Drafts are heard here whether they are right or not, which needs no warning beside the check's verdict.
-    given["acceptance_threshold"] = 0.0
-    if len(given.get("draft", ())) == 1:
-        given["draft"] = given["draft"][0]
-    return LoadSettings.from_keywords(given)
+    return LoadSettings.from_keywords({**load, "acceptance_threshold": 0.0})
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _is_coloured() -> bool:
@@ -130,21 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         "interrupted",
         allow_abbrev=False,
     )
-    parser.add_argument("--target", metavar="MODEL", help="folder, hub id or GGUF file (default: the demo model)")
-    parser.add_argument(
-        "--draft",
-        action="append",
-        metavar="DRAFT",
-        help="as runtime's --draft: ngram, early-exit, a distilled draft's folder, a model, none or auto; repeatable "
-        "(default: auto)",
-    )
-    parser.add_argument(
-        "--weights",
-        choices=[kind.value for kind in WeightKind],
-        help="how matrices are kept (default: what suits the device)",
-    )
-    parser.add_argument("--threads", type=int, help="threads of model work in all (default: torch's choice)")
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or auto (default: auto)")
+    runtime_arguments.add_load_options(parser.add_argument_group("the pair"), _LOAD_NAMES)
     parser.add_argument(
         "--quick", action="store_true", help="fewer prompts and shorter texts: less than a minute on the demo model"
     )

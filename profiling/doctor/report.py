@@ -52,6 +52,7 @@ def as_json(
     pair: Mapping[str, object],
     quick: bool,
     interrupted: bool,
+    error: str | None = None,
 ) -> str:
     """One object on one line.
 
@@ -61,8 +62,9 @@ def as_json(
         pair: what was examined.
         quick: whether it was done quickly.
         interrupted: whether checks are missing for that reason.
+        error: why nothing could be loaded, which is a failure; None where it could.
     """
-    verdict = worst(result.finding.verdict for result in results)
+    verdict = worst(result.finding.verdict for result in results) if error is None else Verdict.FAIL
     return json.dumps(
         _plain(
             {
@@ -73,6 +75,7 @@ def as_json(
                 "quick": quick,
                 "interrupted": interrupted,
                 "verdict": verdict.value,
+                "error": error,
                 "checks": [result.as_dict() for result in results],
             }
         ),

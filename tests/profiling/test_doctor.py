@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from models import CheckpointError
 from profiling.doctor import program
 from profiling.doctor.check import Check, CheckResult, Finding, Verdict, worst
+from profiling.doctor.effort import FULL, QUICK
 from profiling.doctor.loaded_pair import LoadedPair
 from profiling.doctor.plan import ALL_CHECKS
 from profiling.doctor.report import as_json, table
@@ -32,6 +34,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tiny_folder(folder / "foreign", num_hidden_layers=1)
     save_tokenizer(folder / "foreign", byte_level_metadata(("h e", "l l", "he ll", "hell o", "Ġ t", "o Ġ")))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody needs a whole second of the machine for each of these."""
+    monkeypatch.setattr(program, "QUICK", dataclasses.replace(QUICK, watch_s=0.05))
+    monkeypatch.setattr(program, "FULL", dataclasses.replace(FULL, watch_s=0.05))
 
 
 def run(models: Path, draft: str, *options: str) -> int:
@@ -93,6 +102,25 @@ class TestRun:
             program.main(["--target", str(tmp_path / "nothing"), "--device", "cpu"])
         assert capsys.readouterr().out == ""
 
+    def test_json_of_a_target_that_cannot_be_loaded(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(CheckpointError):
+            program.main(["--target", str(tmp_path / "nothing"), "--device", "cpu", "--json"])
+        record = last_line(capsys)
+        assert record["verdict"] == "fail"
+        assert "nothing" in record["error"]
+        assert record["checks"] == []
+
+    def test_the_configuration_that_was_asked_for(self, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        options = ["--mode", "sequential", "--gamma", "3", "--context-length", "90", "--json"]
+        assert run(models, "draft,ngram", *options, "--only", "tokenizers", "overlap", "verify-cost") < 2
+        record = last_line(capsys)
+        tokenizers, overlap, verify = record["checks"]
+        assert (record["pair"]["mode"], record["pair"]["context_length"]) == ("sequential", 90)
+        assert record["pair"]["draft"] == ["draft", "ngram"]
+        assert tokenizers["verdict"] == "ok"
+        assert overlap["verdict"] == "skipped"
+        assert verify["figures"]["gamma"] == 3
+
     def test_as_a_process(self, tmp_path: Path) -> None:
         ran = subprocess.run(
             [sys.executable, "-W", "error", "-m", "profiling.doctor", "--target", str(tmp_path), "--device", "cpu"],
@@ -122,6 +150,9 @@ class TestUsage:
             (["--draft", "ngram", "--draft", "ngram"], "twice"),
             (["--only", "nothing"], "invalid choice"),
             (["--weights", "int3"], "invalid choice"),
+            (["--gamma", "many"], "must be 'adaptive' or a whole number"),
+            (["--max-gamma", "99"], "max_gamma must be"),
+            (["--draft", "ngram,"], "draft may not be empty"),
         ],
     )
     def test_nonsense_is_refused_before_anything_is_loaded(
@@ -141,6 +172,11 @@ class TestUsage:
             program.main(["--target", str(models / "target"), "--draft", "early-exit:99", "--device", "cpu"])
         assert caught.value.code == 2
         assert "early-exit:99 must name fewer layers" in capsys.readouterr().err
+
+    def test_json_of_what_the_model_does_not_have(self, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            program.main(["--target", str(models / "target"), "--draft", "early-exit:99", "--device", "cpu", "--json"])
+        assert "early-exit:99" in last_line(capsys)["error"]
 
 
 def planted(name: str, outcome: Finding | BaseException) -> Check:

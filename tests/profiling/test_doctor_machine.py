@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,11 @@ import pytest
 import torch
 
 from models import MemoryEstimate
+from profiling.doctor import other_load
 from profiling.doctor.check import Finding, Verdict
-from profiling.doctor.loaded_pair import Surroundings
 from profiling.doctor.memory import judge_growth
 from profiling.doctor.memory_gauge import HeldMemory, anonymous_bytes, memory_reader
+from profiling.doctor.other_load import OtherLoad, busy_seconds, sample_other_load
 from profiling.doctor.plan import ALL_CHECKS
 from runtime import Mode
 from scheduler import OccupancyProbe
@@ -107,7 +111,7 @@ class TestMemoryEstimate:
     )
 
     def found(self, now: HeldMemory, estimate: MemoryEstimate | None = ESTIMATE) -> Finding:
-        surroundings = Surroundings(num_cores=2, load_average=None, memory=held(0, 100 * MEBIBYTE))
+        surroundings = dataclasses.replace(IDLE, memory=held(0, 100 * MEBIBYTE))
         pair = pair_of(
             build_rig(table_target(), mode=Mode.AUTO),
             read_memory=lambda: now,
@@ -152,17 +156,50 @@ class TestMemoryEstimate:
 
 class TestCores:
     @pytest.mark.parametrize(
-        ("load", "verdict"), [(0.5, Verdict.OK), (2.0, Verdict.OK), (2.5, Verdict.WARN), (None, Verdict.SKIPPED)]
+        ("others", "verdict"), [(0.0, Verdict.OK), (0.5, Verdict.OK), (0.6, Verdict.WARN), (None, Verdict.SKIPPED)]
     )
-    def test_load_before_the_work(self, load: float | None, verdict: Verdict) -> None:
-        surroundings = Surroundings(num_cores=2, load_average=load)
-        pair = pair_of(build_rig(table_target(), mode=Mode.AUTO), surroundings=surroundings)
+    def test_others_before_the_work(self, others: float | None, verdict: Verdict) -> None:
+        load = OtherLoad(num_cores=others, reason="nobody tells")
+        pair = pair_of(build_rig(table_target(), mode=Mode.AUTO), surroundings=dataclasses.replace(IDLE, others=load))
         (finding,) = diagnose(pair, "cores")
         assert finding.verdict is verdict
         assert ("do not trust" in finding.advice) == (verdict is Verdict.WARN)
+        assert ("nobody tells" in finding.measured) == (others is None)
 
-    def test_this_machine_has_cores(self) -> None:
-        assert Surroundings.look().num_cores >= 1
+    def test_what_linux_counts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1}, raising=False)
+        monkeypatch.setattr(os, "sysconf", lambda name: 100)
+        statistics = tmp_path / "stat"
+        statistics.write_text(
+            "cpu  900 0 0 900 0 0 0 0 0 0\ncpu0 700 0 0 700 0 0 0 0 0 0\ncpu1 200 10 20 5000 70 30 5 35 100 0\nintr 7\n"
+        )
+        # 200 + 10 + 20 + 30 + 5 + 35 hundredths of a second, on the core that is ours.
+        assert busy_seconds(statistics) == 3.0
+
+    @pytest.mark.parametrize("text", [None, "", "cpu0 0 0 0 0 0 0 0 0\n", "cpu0 what\n"])
+    def test_where_nobody_tells(self, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+        statistics = tmp_path / "stat"
+        if text is not None:
+            statistics.write_text(text)
+        load = asyncio.run(sample_other_load(0.0, statistics))
+        assert load.num_cores is None
+        assert str(statistics) in load.reason
+
+    def test_our_own_work_is_not_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        counted_s, own_s, now_s = iter((10.0, 13.0)), iter((1.0, 2.0)), iter((100.0, 104.0))
+        monkeypatch.setattr(other_load, "busy_seconds", lambda statistics: next(counted_s))
+        monkeypatch.setattr(other_load.time, "process_time", lambda: next(own_s))
+        monkeypatch.setattr(other_load.time, "perf_counter", lambda: next(now_s))
+
+        async def at_once(seconds: float) -> None:
+            """No time passes but what is planted."""
+
+        monkeypatch.setattr(other_load.asyncio, "sleep", at_once)
+        sampling = other_load.sample_other_load(0.0)
+        with pytest.raises(StopIteration) as ended:
+            sampling.send(None)
+        assert ended.value.value.num_cores == 0.5
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from profiling.doctor.effort import Effort
 from profiling.doctor.examination import examine
 from profiling.doctor.loaded_pair import LoadedPair, Surroundings
 from profiling.doctor.memory_gauge import ReadMemory
+from profiling.doctor.other_load import OtherLoad
 from profiling.doctor.plan import ALL_CHECKS
 from profiling.doctor.step_costs import Clock, StepCosts
 from profiling.doctor.trials import Turn
@@ -29,9 +30,10 @@ LITTLE = Effort(
     num_memory_tokens=48,
     num_draws=150,
     num_step_runs=2,
+    watch_s=0.02,
     idle_s=0.02,
 )
-IDLE = Surroundings(num_cores=2, load_average=0.5)
+IDLE = Surroundings(num_cores=2, others=OtherLoad(num_cores=0.1, reason="planted"))
 
 
 def pair_of(
