@@ -34,6 +34,7 @@ from models.errors import (
 )
 from models.feature_model import FeatureReader, FeatureSource
 from models.figure import new_figure
+from models.fingerprint import WeightFile, fingerprint_files
 from models.free_memory import available_memory
 from models.gguf_file import GgufFile
 from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind, draft_weight_kind
@@ -44,7 +45,7 @@ from models.pair import check_pair
 from models.positioned_model import PositionedCache, PositionedModel
 from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET, RandomTensors, random_decoder
 from models.shallow import FeatureDraft, bind_draft
-from models.shipped import has_shipped_drafts, shipped_draft
+from models.shipped import SHIPPED_FOLDER, has_shipped_drafts, shipped_draft
 from models.thread_counts import intra_op_threads
 from models.tokenizer import Tokenizer
 from models.user_cache import write_atomically
@@ -83,11 +84,13 @@ __all__ = [
     "RandomTensors",
     "RopeConfig",
     "RopeScaling",
+    "SHIPPED_FOLDER",
     "SlipstreamError",
     "TOY_DRAFT",
     "TOY_TARGET",
     "Tokenizer",
     "UnsupportedModelError",
+    "WeightFile",
     "WeightKind",
     "WrappedDecoder",
     "available_memory",
@@ -98,6 +101,7 @@ __all__ = [
     "default_weight_kind",
     "draft_weight_kind",
     "estimate_memory",
+    "fingerprint_files",
     "has_shipped_drafts",
     "intra_op_threads",
     "is_draft_folder",

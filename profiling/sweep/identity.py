@@ -14,10 +14,8 @@ from typing import Any
 import models
 import runtime
 import scheduler
-from models import open_checkpoint
+from models import SHIPPED_FOLDER, SlipstreamError, WeightFile, fingerprint_files, open_checkpoint
 from models.demo import demo_weights
-from models.fingerprint import WeightFile, fingerprint_files
-from models.shipped import SHIPPED_FOLDER
 from runtime import LoadSettings
 
 _HEADER_BYTES = 1 << 16
@@ -46,18 +44,22 @@ def sweep_identity(load: Mapping[str, Any]) -> dict[str, str]:
 
 
 def weights_fingerprint(source: str | Path) -> str:
-    """Of a file, of all files of a folder, or of what a hub id stands for.
+    """Of a file, of all files of a folder, or of what a hub id stands for; the id where that cannot be opened so.
 
     Raises:
-        SlipstreamError: if there is no such thing, or it cannot be read.
+        CheckpointError: if a file cannot be read.
     """
     path = Path(source)
     if path.is_file():
         return _fingerprint([path])
     if path.is_dir():
         return _fingerprint(sorted(file for file in path.rglob("*") if file.is_file()))
-    with open_checkpoint(source) as checkpoint:
-        return checkpoint.fingerprint
+    try:
+        with open_checkpoint(source) as checkpoint:
+            return checkpoint.fingerprint
+    except SlipstreamError:
+        # Loading it comes to the same, or transformers can run it.
+        return str(source)
 
 
 def _fingerprint(paths: Iterable[Path]) -> str:

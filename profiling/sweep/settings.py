@@ -15,11 +15,11 @@ from profiling.machine import new_folder
 from profiling.prompts import PromptKind, bench_prompts
 from runtime import GenerationOptions, LoadSettings, Mode
 from runtime import arguments as runtime_arguments
-from runtime.load_settings import DEFAULT_MAX_GAMMA
 
 MAX_GAMMA = 15
 MODES = (Mode.SEQUENTIAL, Mode.PIPELINED)
 _LOAD_NAMES = ("target", "draft", "weights", "threads", "device")
+_DEFAULT_MAX_GAMMA = LoadSettings().max_gamma
 _NUM_PROMPTS = min(len(bench_prompts(kind)) for kind in PromptKind)
 
 
@@ -55,7 +55,7 @@ class SweepSettings:
     @property
     def max_gamma(self) -> int:
         """Most tokens that any round proposes: mode `auto` shall have the choice that it has by default."""
-        return max(self.gammas[-1], DEFAULT_MAX_GAMMA)
+        return max(self.gammas[-1], _DEFAULT_MAX_GAMMA)
 
     def as_dict(self) -> dict[str, Any]:
         """Every field, ready for JSON."""
@@ -111,7 +111,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> Arguments:
         parser.error(f"--gammas must be 1 to {MAX_GAMMA}, got {' '.join(map(str, chosen.gammas))}")
     if not 1 <= chosen.prompts <= _NUM_PROMPTS:
         parser.error(f"--prompts must be 1 to {_NUM_PROMPTS}, as many as there are of each kind, got {chosen.prompts}")
-    longest = max(gammas[-1], DEFAULT_MAX_GAMMA)
+    longest = max(gammas[-1], _DEFAULT_MAX_GAMMA)
     least_tokens = 2 * (longest + 1)
     if chosen.max_tokens < least_tokens:
         parser.error(
