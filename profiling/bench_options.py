@@ -15,7 +15,7 @@ from models import WeightKind
 from models.demo import demo_weights
 from profiling.machine import dated_name, new_file, new_folder
 from profiling.peers.peer import PeerName
-from profiling.peers.plans import MEASURED_PEERS
+from profiling.peers.plans import MEASURED_PEERS, longest_block
 from runtime import GenerationOptions, LoadSettings, Mode
 
 _LEAST_TOKENS = 10
@@ -45,7 +45,7 @@ class DraftChoice:
     @property
     def suffix(self) -> str:
         """What it adds to the name of a system; nothing for the drafts that ship."""
-        return "" if self.label == Pair.DEMO else f", {self.label} draft"
+        return "" if self.label == Pair.DEMO else f"with {self.label} draft"
 
     @classmethod
     def of_pair(cls, pair: Pair, target: str | None) -> DraftChoice:
@@ -88,6 +88,9 @@ class BenchSettings:
     """Who is measured beside this project."""
     lookup_tokens: tuple[int, ...] = ()
     """Lengths of the peers' prompt lookup; empty takes each peer's own."""
+    assistant: str | None = None
+    """A model that proposes where a peer is assisted; None takes our own draft if a peer can read it, else the
+    target's first layers."""
     modes: tuple[Mode, ...] = tuple(Mode)
     """Of our own systems; plain decoding is measured in any case."""
     target: str | None = None
@@ -138,6 +141,11 @@ def parse_bench(arguments: Sequence[str] | None) -> tuple[BenchSettings, Output]
     peers = () if chosen.no_peers else tuple(PeerName(name) for name in dict.fromkeys(chosen.peers))
     if 0 not in chosen.temperatures and peers:
         parser.error("the peers run at temperature 0 only: add 0 to --temperatures, or give --no-peers")
+    if peers and chosen.max_tokens < (least := longest_block(peers, chosen.lookup_tokens) + 2):
+        parser.error(
+            f"--max-tokens must be at least {least} with these peers: one of them writes {least - 2} tokens in one "
+            "step, and what is timed is the rest"
+        )
     pairs = chosen.pairs or ([] if chosen.drafts else [Pair.DEMO])
     try:
         for temperature in chosen.temperatures:
@@ -155,6 +163,7 @@ def parse_bench(arguments: Sequence[str] | None) -> tuple[BenchSettings, Output]
         max_tokens=chosen.max_tokens,
         peers=peers,
         lookup_tokens=tuple(dict.fromkeys(chosen.lookup_tokens)),
+        assistant=chosen.assistant,
         modes=tuple(mode for mode in Mode if mode is Mode.PLAIN or mode in chosen.modes),
         target=chosen.target,
         temperatures=tuple(dict.fromkeys(chosen.temperatures)),
@@ -227,6 +236,12 @@ def bench_parser() -> argparse.ArgumentParser:
         default=[],
         metavar="N",
         help="lengths of the peers' prompt lookup (default: for each peer the documented one, and 10)",
+    )
+    parser.add_argument(
+        "--assistant",
+        metavar="MODEL",
+        help="folder or .gguf file of the model that proposes where a peer is assisted (default: our own draft if a "
+        "peer can read it, else the target's first layers)",
     )
     parser.add_argument(
         "--rounds", type=int, default=1000, help="rounds with costless models, 0 for none (default: 1000)"

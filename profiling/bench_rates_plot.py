@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from models import new_figure
-from profiling.bench_run import OWN, owner_of
+from profiling.bench_run import OWN
 from profiling.bench_summary import SummaryRow
 
 _COLOURS = {OWN: "tab:blue", "transformers": "tab:orange", "llama.cpp": "tab:green", "openvino": "tab:purple"}
@@ -39,7 +39,7 @@ def write_rates_plot(rows: Sequence[SummaryRow], path: Path) -> None:
                 if (row.threads, row.kind) != (threads, kind):
                     continue
                 place = systems.index(row.system)
-                axes.barh(place, row.tokens_per_s, color=_COLOURS.get(owner_of(row.system), "grey"), height=0.7)
+                axes.barh(place, row.tokens_per_s, color=_COLOURS.get(row.owner, "grey"), height=0.7)
                 axes.plot([row.lowest_tokens_per_s, row.highest_tokens_per_s], [place, place], "k-", linewidth=1)
             axes.set_yticks(range(len(systems)), systems, fontsize=7)
             axes.set_title(f"{kind}, {threads} thread(s)", fontsize=10)

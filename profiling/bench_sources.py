@@ -5,15 +5,13 @@ Owns the look into checkpoints and draft folders. Knows nothing of how runs are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models import DraftTarget, ModelConfig, open_checkpoint, open_draft
 from profiling.bench_options import BenchSettings
 from runtime import LoadSettings
+from runtime.assembly import EARLY_EXIT_SHARE
 from runtime.draft_spec import DraftKind, DraftSpec
-
-_EARLY_EXIT_SHARE = 5
-"""Of the target's layers the assistant of a peer has one in so many, as our own early exit has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +21,7 @@ class Assistant:
     draft: str | None
     """A model, the one that our own systems have too; None where theirs is of a kind that no peer reads."""
     num_layers: int
-    """How many of the target's first layers stand in then."""
+    """How many of the target's first layers stand in then, as many as our own early exit takes."""
 
 
 def check_sources(settings: BenchSettings) -> Assistant:
@@ -41,6 +39,9 @@ def check_sources(settings: BenchSettings) -> Assistant:
             _check_draft(spec, target)
             if number == 0 and spec.is_model:
                 assistant = _assistant(spec, target.config)
+    if settings.assistant is not None:
+        open_checkpoint(settings.assistant).close()
+        return replace(assistant, draft=settings.assistant)
     return assistant
 
 
@@ -58,7 +59,7 @@ def _check_draft(spec: DraftSpec, target: DraftTarget) -> None:
 
 
 def _assistant(spec: DraftSpec | None, target: ModelConfig) -> Assistant:
-    num_layers = max(1, target.num_layers // _EARLY_EXIT_SHARE)
+    num_layers = max(1, target.num_layers // EARLY_EXIT_SHARE)
     if spec is not None and spec.kind is DraftKind.MODEL:
         return Assistant(draft=str(spec.source), num_layers=num_layers)
     if spec is not None and spec.kind is DraftKind.EARLY_EXIT and spec.num_layers is not None:

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from profiling.bench_run import Run, plain_of, runs_by_system
+from profiling.bench_run import Run, runs_by_system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +95,9 @@ def prompt_speedups(runs: Sequence[Run]) -> list[PromptSpeedup]:
         )
         for by_system in runs_by_system(runs)
         for system, own in by_system.items()
-        if system != plain_of(system)
-        for plain in (by_system.get(plain_of(system), {}),)
         for prompt, run in own.items()
+        if not run.label.is_plain
+        for plain in (by_system.get(run.label.plain.name, {}),)
         if prompt in plain
     ]
 
@@ -142,7 +142,7 @@ def _row(
 
 def format_speedups(rows: Sequence[SpeedupRow]) -> str:
     """The rows as a person reads them; each prompt's own ratio stands where a row is of one kind and temperature."""
-    layout = "{:>7}  {:>4}  {:5}  {:38}  {:>6}  {:>6}  {:29}  {}"
+    layout = "{:>7}  {:>4}  {:5}  {:52}  {:>6}  {:>6}  {:29}  {}"
     titles = ("threads", "temp", "kind", "system", "median", "lowest", "each prompt", "accepted / proposed")
     lines = [layout.format(*titles)]
     for row in rows:

@@ -9,7 +9,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from profiling.bench_run import REFERENCE, PeerRecord, PeerState, Run, plain_of, runs_by_system
+from models import WeightKind
+from profiling.bench_run import OWN, PeerRecord, PeerState, Run, runs_by_system
+from profiling.peers.label import PLAIN, SystemLabel
+from profiling.peers.plans import REFERENCE
+from runtime import Mode
+
+_TEXT = SystemLabel(owner=OWN, weights=WeightKind.FLOAT16.value, mode=PLAIN)
+TEXT_NOTE = (
+    "int8 and 4-bit weights are other weights than float16 ones, and their text is another text: '= f16' is the share "
+    "of prompts on which a greedy text equals that of our plain decoding with float16 weights."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +30,10 @@ class SummaryRow:
     temperature: float
     kind: str
     system: str
+    owner: str
+    weights: str
+    mode: str
+    draft: str
     tpot_ms: float
     ttft_ms: float
     speedup_over_transformers: float | None
@@ -38,6 +52,8 @@ class SummaryRow:
     highest_ttft_ms: float = 0.0
     peak_memory_bytes: int | None = None
     num_runs: int = 0
+    share_float16_text: float | None = None
+    """Greedy: of the prompts, those with the text that our plain decoding wrote with float16 weights."""
 
 
 def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
@@ -46,19 +62,24 @@ def summarise(runs: Sequence[Run]) -> list[SummaryRow]:
 
 
 def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]]) -> SummaryRow:
-    plain = by_system.get(plain_of(system), {})
     any_run = next(iter(own.values()))
+    plain = by_system.get(any_run.label.plain.name, {})
     rates = [run.tokens_per_s for run in own.values()]
     return SummaryRow(
         threads=any_run.threads,
         temperature=any_run.temperature,
         kind=any_run.kind.value,
         system=system,
+        owner=any_run.label.owner,
+        weights=any_run.label.weights,
+        mode=any_run.label.mode,
+        draft=any_run.label.draft,
         tpot_ms=statistics.median(run.tpot_ms for run in own.values()),
         ttft_ms=statistics.median(run.ttft_ms for run in own.values()),
-        speedup_over_transformers=_median_ratio(by_system.get(REFERENCE, {}), own),
+        speedup_over_transformers=_median_ratio(by_system.get(REFERENCE.name, {}), own),
         speedup_over_plain=_median_ratio(plain, own),
-        identical_to_plain=_identical(own, plain),
+        identical_to_plain=None if (share := _share_identical(own, plain)) is None else share == 1,
+        share_float16_text=_share_identical(own, by_system.get(_TEXT.name, {})) if any_run.temperature == 0 else None,
         acceptance_rate=_median(run.acceptance_rate for run in own.values()),
         mean_acceptance_length=_median(run.acceptance_length for run in own.values()),
         worst_tick_ms=max((run.worst_tick_ms for run in own.values() if run.worst_tick_ms is not None), default=None),
@@ -75,9 +96,9 @@ def _row(system: str, own: dict[int, Run], by_system: dict[str, dict[int, Run]])
     )
 
 
-def _identical(own: dict[int, Run], plain: dict[int, Run]) -> bool | None:
-    paired = [run.token_ids == plain[prompt].token_ids for prompt, run in own.items() if prompt in plain]
-    return all(paired) if paired else None
+def _share_identical(own: dict[int, Run], other: dict[int, Run]) -> float | None:
+    paired = [run.token_ids == other[prompt].token_ids for prompt, run in own.items() if prompt in other]
+    return sum(paired) / len(paired) if paired else None
 
 
 def _ratios(base: dict[int, Run], other: dict[int, Run]) -> list[float]:
@@ -96,8 +117,8 @@ def _median(values: Iterable[float | None]) -> float | None:
 def format_table(rows: Sequence[SummaryRow], records: Sequence[PeerRecord] = ()) -> str:
     """The summary as a person reads it; peers that were not measured, or not to the end, have a row that says why."""
     places, speeds = ("threads", "temp", "prompts", "system"), ("tokens/s", "lowest..highest", "ms/token", "first ms")
-    columns = (*places, *speeds, "peak MB", "x transf.", "x plain", "accepted", "tick ms")
-    layout = "{:>7}  {:>4}  {:8}  {:38}  {:>8}  {:>15}  {:>8}  {:>8}  {:>7}  {:>9}  {:>7}  {:>8}  {:>7}"
+    columns = (*places, *speeds, "peak MB", "x transf.", "x plain", "accepted", "tick ms", "= f16")
+    layout = "{:>7}  {:>4}  {:8}  {:52}  {:>8}  {:>15}  {:>8}  {:>8}  {:>7}  {:>9}  {:>7}  {:>8}  {:>7}  {:>5}"
     lines = [layout.format(*columns)]
     for row in rows:
         line = layout.format(
@@ -114,11 +135,12 @@ def format_table(rows: Sequence[SummaryRow], records: Sequence[PeerRecord] = ())
             _number(row.speedup_over_plain),
             _number(row.acceptance_rate),
             "-" if row.worst_tick_ms is None else f"{row.worst_tick_ms:.1f}",
+            "-" if row.share_float16_text is None else f"{row.share_float16_text:.0%}",
         )
         lines.append(line + ("  TOKENS DIFFER" if row.identical_to_plain is False else ""))
     for record in records:
         if record.state is not PeerState.MEASURED:
-            lines.append(f"{record.threads:>7}  {'-':>4}  {'-':8}  {record.system:38}  {record.state}: {record.reason}")
+            lines.append(f"{record.threads:>7}  {'-':>4}  {'-':8}  {record.system:52}  {record.state}: {record.reason}")
     return "\n".join(lines)
 
 
@@ -136,7 +158,7 @@ def format_decisions(rows: Sequence[SummaryRow]) -> str:
     return "\n".join(
         f"{row.system} ({row.threads} thread(s), temperature {row.temperature:g}, {row.kind}): {row.decision}"
         for row in rows
-        if ", auto" in row.system
+        if row.owner == OWN and row.mode == Mode.AUTO
     )
 
 

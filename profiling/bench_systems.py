@@ -8,24 +8,27 @@ of its own, and so has, once, each of our runtimes: to see what memory it takes 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from models import WeightKind
+from models import SlipstreamError, WeightKind
 from profiling.bench_options import BenchSettings, DraftChoice
 from profiling.bench_run import OWN, PeerRecord, PeerState, Run
 from profiling.bench_sources import Assistant
+from profiling.peers.label import SystemLabel
 from profiling.peers.peer import PeerMode, PeerName, PeerSettings
 from profiling.peers.plans import PeerPlan, plan_peers
-from profiling.peers.process import PeerLostError, PeerMissingError, PeerProcess
-from profiling.prompts import BenchPrompt, PromptKind
+from profiling.peers.process import PeerLostError, PeerMissingError, PeerProcess, PeerRefusedError
+from profiling.prompts import BenchPrompt, PromptKind, prompt_ids
 from profiling.ticker import ticking
 from runtime import GenerationResult, Mode, Runtime
 
 WARM_UP = BenchPrompt(kind=PromptKind.CHAT, messages=({"role": "user", "content": "Say hello in five languages."},))
+_WAKING_TOKENS = 4
 _ROOM_TOKENS = 64
 """What a peer's cache has beyond prompt and output: room for proposals that are rejected."""
 
@@ -39,22 +42,33 @@ class Turn:
     """Of the prompt among those of its kind."""
     temperature: float
     seed: int
+    repeat: int = 0
+    """Above 0 it was asked before, and is asked again to see how much two runs differ."""
+
+
+class RunMissingError(Exception):
+    """A system gave no time for one prompt; the message is the reason, in words for a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class System:
     """Something that can be timed."""
 
-    name: str
+    label: SystemLabel
     run: Callable[[Turn], Awaitable[Run]]
-    """Raises PeerLostError where it has to be left out from now on."""
+    """Raises PeerLostError where it has to be left out from now on, RunMissingError where only this run is missing."""
     greedy_only: bool = False
     """Whether it is left out where tokens are drawn."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in tables."""
+        return self.label.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineUp:
-    """Who takes part at one number of threads, and what is said of the peers."""
+    """Who takes part at one number of threads, and what is said of the peers and of what could not be loaded."""
 
     systems: list[System] = field(default_factory=list)
     records: list[PeerRecord] = field(default_factory=list)
@@ -77,12 +91,16 @@ async def line_up(
     for weights in settings.weights:
         for choice in settings.drafts:
             memory_bytes = None
-            runtime = await stack.enter_async_context(
+            try:
                 # Where the peers run, whatever else there is.
-                await Runtime.load(
+                loaded = await Runtime.load(
                     settings.target, threads=threads, weights=weights, draft=_sources(choice), device="cpu"
                 )
-            )
+            except SlipstreamError as error:
+                name = f"{OWN} {weights.value} {choice.suffix}".rstrip()
+                lined_up.records.append(_failed(name, threads, error))
+                continue
+            runtime = await stack.enter_async_context(loaded)
             encode = _encoder(runtime)
             if settings.peers:
                 longest = max((encode(prompt) for prompt in prompts), key=len)
@@ -90,11 +108,10 @@ async def line_up(
             # The modes of one choice run on the same weights; of the others only the choice itself is of interest.
             modes = [mode for mode in runtime.modes if mode in settings.modes]
             for mode in modes if choice is settings.drafts[0] else (Mode.AUTO,):
-                name = f"{OWN} {weights.value}, {mode.value}"
-                if mode is not Mode.PLAIN:
-                    name += choice.suffix
-                run = _own_runner(runtime, name, mode, threads, settings.max_tokens, memory_bytes)
-                lined_up.systems.append(System(name=name, run=run))
+                draft = "" if mode is Mode.PLAIN else choice.suffix
+                label = SystemLabel(owner=OWN, weights=weights.value, mode=mode.value, draft=draft)
+                run = _own_runner(runtime, label, mode, threads, settings.max_tokens, memory_bytes)
+                lined_up.systems.append(System(label=label, run=run))
     if settings.peers and encode is not None:
         longest = max((encode(prompt) for prompt in (WARM_UP, *prompts)), key=len)
         plans = plan_peers(
@@ -115,19 +132,21 @@ def _sources(choice: DraftChoice) -> str | tuple[str, ...]:
 
 
 def _encoder(runtime: Runtime) -> Callable[[BenchPrompt], list[int]]:
-    return lambda prompt: runtime.tokenizer.encode_chat(prompt.messages)
+    return lambda prompt: prompt_ids(runtime.tokenizer, prompt.messages)
 
 
 def _own_runner(
-    runtime: Runtime, name: str, mode: Mode, threads: int, max_tokens: int, memory_bytes: int | None
+    runtime: Runtime, label: SystemLabel, mode: Mode, threads: int, max_tokens: int, memory_bytes: int | None
 ) -> Callable[[Turn], Awaitable[Run]]:
+    encode = _encoder(runtime)
+
     async def run(turn: Turn) -> Run:
-        prompt_ids = runtime.tokenizer.encode_chat(turn.prompt.messages)
+        ids = encode(turn.prompt)
         # A prompt that begins otherwise: nothing of what the last run left in the cache is of use to this one.
-        await runtime.generate([int(prompt_ids[0] == 0)], max_tokens=1, ignore_eos=True, mode=mode, temperature=0.0)
+        await runtime.generate(_unlike(ids), max_tokens=1, ignore_eos=True, mode=mode, temperature=0.0)
         async with ticking() as gaps_s:
             result: GenerationResult = await runtime.generate(
-                prompt_ids,
+                ids,
                 max_tokens=max_tokens,
                 ignore_eos=True,
                 mode=mode,
@@ -136,12 +155,13 @@ def _own_runner(
             )
         metrics = result.metrics
         return Run(
-            system=name,
+            label=label,
             threads=threads,
             temperature=turn.temperature,
             kind=turn.prompt.kind,
             prompt=turn.index,
             seed=turn.seed,
+            repeat=turn.repeat,
             tpot_ms=_known(metrics.tpot_ms, max_tokens),
             ttft_ms=metrics.ttft_ms or 0.0,
             token_ids=result.token_ids,
@@ -158,7 +178,7 @@ def _own_runner(
 
 def _known(tpot_ms: float | None, max_tokens: int) -> float:
     if tpot_ms is None:
-        raise ValueError(f"an output of {max_tokens} tokens came in one round, which gives no time; ask for more")
+        raise RunMissingError(f"an output of {max_tokens} tokens came in one round, which gives no time; ask for more")
     return tpot_ms
 
 
@@ -167,7 +187,7 @@ async def _memory_alone(
     threads: int,
     weights: WeightKind,
     choice: DraftChoice,
-    prompt_ids: Sequence[int],
+    longest_ids: Sequence[int],
     records: list[PeerRecord],
 ) -> int | None:
     """The most memory that one of our runtimes takes in a process that does nothing else, drafts and all."""
@@ -183,13 +203,21 @@ async def _memory_alone(
     try:
         process = await PeerProcess.start(own)
         try:
-            return (await process.answer(prompt_ids, settings.max_tokens)).peak_memory_bytes
+            return (await process.answer(longest_ids, settings.max_tokens)).peak_memory_bytes
         finally:
             await process.close()
-    except PeerLostError as error:
-        name = f"{OWN} {weights.value}, memory alone{choice.suffix}"
-        records.append(PeerRecord(system=name, threads=threads, state=PeerState.FAILED, reason=str(error)))
+    except (PeerLostError, PeerRefusedError) as error:
+        records.append(_failed(f"{OWN} {weights.value}, memory alone {choice.suffix}".rstrip(), threads, error))
         return None
+
+
+def _failed(name: str, threads: int, error: Exception) -> PeerRecord:
+    return PeerRecord(system=name, threads=threads, state=PeerState.FAILED, reason=" ".join(str(error).split()))
+
+
+def _unlike(ids: Sequence[int]) -> list[int]:
+    """A prompt that shares no beginning with this one."""
+    return [int(ids[0] == 0)]
 
 
 async def _add_peers(
@@ -200,19 +228,20 @@ async def _add_peers(
     stack: AsyncExitStack,
 ) -> None:
     for plan in tqdm(plans, desc="loading peers", unit="system", disable=None, file=sys.stderr):
-        name, threads = plan.system, plan.settings.threads
+        label, threads = plan.label, plan.settings.threads
         try:
             process, died_of = await PeerProcess.start_tried(plan.settings, plan.second_try, encode(WARM_UP))
         except PeerMissingError:
-            record = PeerRecord(system=name, threads=threads, state=PeerState.MISSING, reason=plan.missing)
-        except PeerLostError as error:
-            record = PeerRecord(system=name, threads=threads, state=PeerState.FAILED, reason=str(error))
+            record = PeerRecord(system=label.name, threads=threads, state=PeerState.MISSING, reason=plan.missing)
+        except (PeerLostError, PeerRefusedError) as error:
+            record = _failed(label.name, threads, error)
         else:
             stack.push_async_callback(process.close)
-            run = _peer_runner(process, name, threads, encode, max_tokens)
-            lined_up.systems.append(System(name=name, run=run, greedy_only=True))
+            label = plan.unrepacked_label if died_of else label
+            run = _peer_runner(process, label, threads, encode, max_tokens)
+            lined_up.systems.append(System(label=label, run=run, greedy_only=True))
             record = PeerRecord(
-                system=name,
+                system=label.name,
                 threads=threads,
                 state=PeerState.MEASURED,
                 version=process.version,
@@ -222,21 +251,33 @@ async def _add_peers(
 
 
 def _peer_runner(
-    process: PeerProcess, name: str, threads: int, encode: Callable[[BenchPrompt], list[int]], max_tokens: int
+    process: PeerProcess, label: SystemLabel, threads: int, encode: Callable[[BenchPrompt], list[int]], max_tokens: int
 ) -> Callable[[Turn], Awaitable[Run]]:
+    waking_ids = encode(WARM_UP)[:_WAKING_TOKENS]
+
     async def run(turn: Turn) -> Run:
-        answer = await process.answer(encode(turn.prompt), max_tokens)
+        ids = encode(turn.prompt)
+        try:
+            # Its threads and weights come out of the same rest as ours, and what it kept of the prompt is gone.
+            woken = await process.answer(waking_ids, 1)
+            started, used = time.perf_counter(), time.process_time()
+            answer = await process.answer(ids, max_tokens)
+        except PeerRefusedError as error:
+            raise RunMissingError(str(error)) from error
+        bench_share = (time.process_time() - used) / (time.perf_counter() - started)
         return Run(
-            system=name,
+            label=label,
             threads=threads,
             kind=turn.prompt.kind,
             prompt=turn.index,
             seed=turn.seed,
-            tpot_ms=answer.tpot_ms,
+            repeat=turn.repeat,
+            tpot_ms=_known(answer.tpot_ms, max_tokens),
             ttft_ms=answer.ttft_ms,
             token_ids=answer.token_ids,
             peak_memory_bytes=answer.peak_memory_bytes,
-            idle_cpu_share=answer.idle_cpu_share,
+            idle_cpu_share=woken.idle_cpu_share,
+            bench_cpu_share=bench_share,
         )
 
     return run

@@ -67,7 +67,7 @@ from scheduler import (
 )
 
 DEFAULT_CONTEXT_LENGTH = 8192
-_EARLY_EXIT_SHARE = 5
+EARLY_EXIT_SHARE = 5
 """Early exit takes one layer in this many unless told otherwise."""
 _PRIOR_ALPHA = {
     DraftKind.NGRAM: 0.5,
@@ -344,11 +344,11 @@ def _context_length(settings: LoadSettings, model_context_length: int) -> int:
 
 def _num_exit_layers(spec: DraftSpec, target: ModelConfig) -> int:
     if spec.num_layers is None:
-        return max(1, target.num_layers // _EARLY_EXIT_SHARE)
+        return max(1, target.num_layers // EARLY_EXIT_SHARE)
     if spec.num_layers >= target.num_layers:
         raise ValueError(
             f"early-exit:{spec.num_layers} must name fewer layers than the target's {target.num_layers}; "
-            f"about {max(1, target.num_layers // _EARLY_EXIT_SHARE)} is a good start"
+            f"about {max(1, target.num_layers // EARLY_EXIT_SHARE)} is a good start"
         )
     return spec.num_layers
 

@@ -25,7 +25,7 @@ class LlamaCppPeer(Peer):
 
         Raises:
             ImportError: if llama-cpp-python is not installed.
-            PeerRefusal: if the target is no GGUF file, or a draft model is asked for.
+            PeerRefusal: if the target is no GGUF file, a draft model is asked for, or repacking cannot be left out.
         """
         from llama_cpp import Llama, llama_cpp
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -66,8 +66,15 @@ class LlamaCppPeer(Peer):
 
 
 def _forbid_repacking(bindings: Any) -> None:
-    """Have models loaded from now on keep their weights as the file has them; `Llama` has no option for that."""
+    """Have models loaded from now on keep their weights as the file has them; `Llama` has no option for that.
+
+    Raises:
+        PeerRefusal: if this version has no such setting.
+    """
     defaults = bindings.llama_model_default_params
+    # A structure of ctypes would take a name that it does not have, and do nothing.
+    if not hasattr(defaults(), "use_extra_bufts"):
+        raise PeerRefusal(f"this {DISTRIBUTION} cannot leave weights as they are; update it")
 
     def without_repacking() -> Any:
         params = defaults()

@@ -20,6 +20,8 @@ from profiling.peers.peer import Peer, PeerAnswer, PeerMode, PeerRefusal, PeerSe
 DISTRIBUTION = "openvino-genai"
 _MOST_BATCHED_TOKENS = 1 << 20
 """A prompt is read in one piece, as its own pipeline for one user does."""
+_PRECISIONS = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+"""What it computes in, keeps its cache in, and over how many activations at a time it rounds them to integers."""
 _MAX_NGRAM = 3
 """As in its samples."""
 _ASSISTANT_TOKENS = 5
@@ -44,15 +46,18 @@ class OpenVinoPeer(Peer):
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = _MOST_BATCHED_TOKENS
-        device = {
+        # A pipeline tells nothing of its compiled model: it is given what the device would choose, so that it is known.
+        chosen = {name: openvino.Core().get_property("CPU", name) for name in _PRECISIONS}
+        device: dict[str, Any] = {
             "INFERENCE_NUM_THREADS": settings.threads,
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
+            **chosen,
         }
         options: dict[str, Any] = {"scheduler_config": scheduler, **device}
         self._request: dict[str, int] = {}
-        precision = openvino.Core().get_property("CPU", "INFERENCE_PRECISION_HINT").to_string()
-        settled = f"computes in {precision}, latency hint, one stream, paged attention, no prefix caching"
+        settled = ", ".join(f"{name} {_text(value)}" for name, value in chosen.items())
+        settled += ", latency hint, one stream, paged attention, no prefix caching"
         with tempfile.TemporaryDirectory(prefix="slipstream-draft-") as folder:
             if settings.mode is PeerMode.PROMPT_LOOKUP:
                 options["prompt_lookup"] = True
@@ -62,7 +67,7 @@ class OpenVinoPeer(Peer):
                 _write_draft(openvino_genai, settings, Path(folder))
                 options["draft_model"] = openvino_genai.draft_model(folder, "CPU", **device)
                 self._request = {"num_assistant_tokens": _ASSISTANT_TOKENS}
-                settled += f", {_ASSISTANT_TOKENS} tokens drafted"
+                settled += f", {_ASSISTANT_TOKENS} tokens drafted, {settings.draft_text}"
             self._pipeline: Any = openvino_genai.LLMPipeline(path, "CPU", **options)
         self.version = importlib.metadata.version(DISTRIBUTION)
         self.settled = settled
@@ -79,6 +84,11 @@ class OpenVinoPeer(Peer):
         clock = TokenClock()
         self._pipeline.generate(prompt, config, _streamer(self._genai, clock))
         return clock.answer(max_tokens)
+
+
+def _text(value: Any) -> str:
+    """A property's value; an element type has a name of its own."""
+    return str(value.to_string() if hasattr(value, "to_string") else value)
 
 
 def _write_draft(genai: Any, settings: PeerSettings, folder: Path) -> None:

@@ -47,7 +47,7 @@ class OwnRuntime(Peer):
             self._runtime.generate(list(prompt_ids), max_tokens=max_tokens, ignore_eos=True, temperature=0)
         )
         metrics = result.metrics
-        return PeerAnswer(token_ids=result.token_ids, ttft_ms=metrics.ttft_ms or 0.0, tpot_ms=metrics.tpot_ms or 0.0)
+        return PeerAnswer(token_ids=result.token_ids, ttft_ms=metrics.ttft_ms or 0.0, tpot_ms=metrics.tpot_ms)
 
     def close(self) -> None:
         """Let go of the runtime and its event loop."""

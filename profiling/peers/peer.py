@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import PurePath
 
 
 class PeerName(StrEnum):
@@ -57,6 +58,20 @@ class PeerSettings:
     draft_sources: tuple[str, ...] = ()
     """SLIPSTREAM: its drafts."""
 
+    @property
+    def draft_name(self) -> str:
+        """ASSISTED: what proposes, shortly."""
+        if self.draft is not None:
+            return PurePath(self.draft).name
+        return f"its first {self.num_draft_layers} layer{'s' * (self.num_draft_layers > 1)}"
+
+    @property
+    def draft_text(self) -> str:
+        """ASSISTED: likewise, and what is to be known of it."""
+        if self.draft is not None:
+            return f"draft {self.draft_name}"
+        return f"draft: {self.draft_name}, which were not trained to draft"
+
     @classmethod
     def from_json(cls, fields: dict[str, object]) -> PeerSettings:
         """The settings again, after they were a line of JSON."""
@@ -74,8 +89,8 @@ class PeerAnswer:
 
     token_ids: tuple[int, ...]
     ttft_ms: float
-    tpot_ms: float
-    """A token after those that came with the first."""
+    tpot_ms: float | None
+    """A token after those that came with the first; None where all came at once."""
 
 
 class PeerRefusal(Exception):
@@ -127,17 +142,15 @@ class TokenClock:
         Tokens of the first step came with the reading of the prompt; they do not count as decoded in the time after.
 
         Raises:
-            PeerRefusal: if other than `max_tokens` tokens came, or all at once.
+            PeerRefusal: if other than `max_tokens` tokens came.
         """
         if len(self._token_ids) != max_tokens:
             raise PeerRefusal(f"wrote {len(self._token_ids)} tokens where {max_tokens} were asked for")
         num_timed = max_tokens - self._num_first
-        if num_timed < 1:
-            raise PeerRefusal(f"an output of {max_tokens} tokens came at once, which gives no time; ask for more")
         return PeerAnswer(
             token_ids=tuple(self._token_ids),
             ttft_ms=self._first_s * 1e3,
-            tpot_ms=(self._last_s - self._first_s) * 1e3 / num_timed,
+            tpot_ms=(self._last_s - self._first_s) * 1e3 / num_timed if num_timed else None,
         )
 
 

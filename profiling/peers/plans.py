@@ -13,9 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from models import GgufFile
+from profiling.peers.label import SystemLabel
 from profiling.peers.peer import PeerMode, PeerName, PeerSettings
 
 MEASURED_PEERS = (PeerName.TRANSFORMERS, PeerName.LLAMA_CPP, PeerName.OPENVINO)
+REFERENCE = SystemLabel(owner=PeerName.TRANSFORMERS.value, weights="float32", mode=PeerMode.PLAIN.value)
+"""What speeds are told over beside each system's own plain decoding."""
 INSTALL_COMMAND = "pip install 'slipstream[bench]'"
 _DISTRIBUTIONS = {
     PeerName.TRANSFORMERS: "transformers",
@@ -28,6 +31,8 @@ _LOOKUP_TOKENS = {
     PeerName.LLAMA_CPP: (10, 2),
     PeerName.OPENVINO: (10, 5),
 }
+_DRAFTED_TOKENS = {PeerName.TRANSFORMERS: 20, PeerName.OPENVINO: 5}
+"""That an assistant proposes at once; of transformers what it begins with by itself."""
 _MODES = {
     PeerName.TRANSFORMERS: (PeerMode.PLAIN, PeerMode.ASSISTED, PeerMode.PROMPT_LOOKUP),
     PeerName.LLAMA_CPP: (PeerMode.PLAIN, PeerMode.PROMPT_LOOKUP),
@@ -39,9 +44,13 @@ _MODES = {
 class PeerPlan:
     """One system of a peer."""
 
-    system: str
-    """Its name, as `PEER WEIGHTS, MODE`."""
+    label: SystemLabel
     settings: PeerSettings
+
+    @property
+    def unrepacked_label(self) -> SystemLabel:
+        """Of the second try."""
+        return replace(self.label, weights=f"{self.label.weights} not repacked")
 
     @property
     def second_try(self) -> PeerSettings | None:
@@ -73,11 +82,10 @@ def plan_peers(
     """
     plans = []
     for peer in peers:
-        weights = "float32" if peer is PeerName.TRANSFORMERS else stored_weights(target)
+        weights = REFERENCE.weights if peer is PeerName.TRANSFORMERS else stored_weights(target)
         for mode in _MODES[peer]:
             lengths = tuple(lookup_tokens) or _LOOKUP_TOKENS[peer]
             for length in lengths if mode is PeerMode.PROMPT_LOOKUP else lengths[:1]:
-                suffix = f" {length}" if mode is PeerMode.PROMPT_LOOKUP else ""
                 settings = PeerSettings(
                     peer=peer,
                     mode=mode,
@@ -88,8 +96,20 @@ def plan_peers(
                     num_draft_layers=num_draft_layers,
                     lookup_tokens=length,
                 )
-                plans.append(PeerPlan(system=f"{peer.value} {weights}, {mode.value}{suffix}", settings=settings))
+                told = {
+                    PeerMode.PLAIN: "",
+                    PeerMode.ASSISTED: f"by {settings.draft_name}",
+                    PeerMode.PROMPT_LOOKUP: str(length),
+                }[mode]
+                label = SystemLabel(owner=peer.value, weights=weights, mode=mode.value, draft=told)
+                plans.append(PeerPlan(label=label, settings=settings))
     return plans
+
+
+def longest_block(peers: Sequence[PeerName], lookup_tokens: Sequence[int]) -> int:
+    """The most tokens that any system of these peers writes in one step; 0 without peers."""
+    blocks = [1 + max(lookup_tokens or _LOOKUP_TOKENS[peer]) for peer in peers]
+    return max([*blocks, *(1 + _DRAFTED_TOKENS[peer] for peer in peers if peer in _DRAFTED_TOKENS)], default=0)
 
 
 def stored_weights(target: str) -> str:

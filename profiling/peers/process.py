@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import profiling
+from models.openmp import environment_as_given
 from profiling.peers.peer import PeerAnswer, PeerSettings
 
 PATIENCE_S = 600.0
@@ -25,6 +27,8 @@ PATIENCE_S = 600.0
 _LONGEST_LINE_BYTES = 1 << 24
 _ENDING_S = 10.0
 _TRIAL_TOKENS = 8
+_BAD_INSTRUCTION = (-signal.SIGILL, -signal.SIGSEGV, 0xC000001D, 0xC0000005)
+"""What a process ends with in a kernel that its processor or its data do not suit; the latter two on Windows."""
 _ROOT = Path(profiling.__file__).parents[1]
 
 
@@ -38,6 +42,15 @@ class PeerMissingError(PeerLostError):
 
 class PeerDiedError(PeerLostError):
     """A peer's process has ended, without a word of its own."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        """`status` is its exit status; negative, the number of a signal."""
+        super().__init__(reason)
+        self.status = status
+
+
+class PeerRefusedError(Exception):
+    """A peer did not answer one prompt as it was asked to, and can be asked the next; the message is the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +95,8 @@ class PeerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            # Not with what this project has settled for its own OpenMP workers.
+            env={**environment_as_given(), "PYTHONPATH": os.pathsep.join(paths)},
             limit=_LONGEST_LINE_BYTES,
         )
         started = cls(process, errors)
@@ -98,7 +112,7 @@ class PeerProcess:
     async def start_tried(
         cls, settings: PeerSettings, second_try: PeerSettings | None, trial: Sequence[int]
     ) -> tuple[Self, str]:
-        """Start a process and have it write a few tokens; where it dies of that, start it otherwise.
+        """Start a process and have it write a few tokens; where a kernel kills it, start it otherwise.
 
         Args:
             second_try: what is loaded then; None gives up.
@@ -110,13 +124,14 @@ class PeerProcess:
         Raises:
             PeerMissingError: if the peer's library is not installed.
             PeerLostError: if it cannot be loaded, or cannot write.
+            PeerRefusedError: if it writes other than it is asked to.
         """
         process = await cls.start(settings)
         try:
             await process.answer(trial, _TRIAL_TOKENS)
         except PeerDiedError as error:
             await process.close()
-            if second_try is None:
+            if second_try is None or error.status not in _BAD_INSTRUCTION:
                 raise
             return (await cls.start_tried(second_try, None, trial))[0], str(error)
         except BaseException:
@@ -131,6 +146,7 @@ class PeerProcess:
 
         Raises:
             PeerLostError: if the peer fails, dies or hangs; it can be asked nothing more.
+            PeerRefusedError: if it wrote other than it was asked to.
         """
         reply = await self._ask({"prompt_ids": list(prompt_ids), "max_tokens": max_tokens}, patience_s)
         return ProcessAnswer(**{**reply, "token_ids": tuple(reply["token_ids"])})
@@ -143,10 +159,18 @@ class PeerProcess:
         try:
             await asyncio.wait_for(process.wait(), _ENDING_S)
         except TimeoutError:
-            process.kill()
+            self._kill()
             await process.wait()
+        except BaseException:
+            # Interrupted once more: nobody is left to wait for it.
+            self._kill()
+            raise
         finally:
             self._errors.close()
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def _ask(self, message: dict[str, Any], patience_s: float) -> dict[str, Any]:
         process = self._process
@@ -160,21 +184,23 @@ class PeerProcess:
                 await process.stdin.drain()
                 line = await asyncio.wait_for(process.stdout.readline(), patience_s)
         except TimeoutError:
-            process.kill()
+            self._kill()
             raise PeerLostError(f"gave no answer within {patience_s:g} s") from None
         if not line.endswith(b"\n"):
-            raise PeerDiedError(await self._last_words())
+            raise await self._death()
         reply: dict[str, Any] = json.loads(line)
         if "missing" in reply:
             raise PeerMissingError(str(reply["reason"]))
+        if "refused" in reply:
+            raise PeerRefusedError(" ".join(str(reply["refused"]).split()))
         if "failed" in reply:
             raise PeerLostError(" ".join(str(reply["failed"]).split()))
         return reply
 
-    async def _last_words(self) -> str:
+    async def _death(self) -> PeerDiedError:
         status = await self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
         ended = f"signal {-status}" if status < 0 else f"exit status {status}"
-        return f"its process ended with {ended}" + (f": {said}" if said else "")
+        return PeerDiedError(f"its process ended with {ended}" + (f": {said}" if said else ""), status)

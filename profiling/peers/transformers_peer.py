@@ -20,6 +20,8 @@ class TransformersPeer(Peer):
         Raises:
             PeerRefusal: if the model is not of the kind whose configuration is built here.
         """
+        # Before this project's own packages, which would settle how its OpenMP workers wait.
+        import torch  # noqa: F401
         import transformers
 
         from models import SlipstreamError, open_checkpoint
@@ -44,7 +46,7 @@ class TransformersPeer(Peer):
             f"{self._model.config._attn_implementation} attention"
             + {
                 PeerMode.PLAIN: "",
-                PeerMode.ASSISTED: ", as many tokens drafted as it does by itself",
+                PeerMode.ASSISTED: f", as many tokens drafted as it does by itself, {settings.draft_text}",
                 PeerMode.PROMPT_LOOKUP: f", {settings.lookup_tokens} tokens looked up by n-grams of at most 2",
             }[settings.mode]
         )

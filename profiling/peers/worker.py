@@ -11,17 +11,24 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TextIO, TypeVar
 
-from profiling.peers.peer import Peer, PeerName, PeerRefusal, PeerSettings
+from profiling.peers.peer import Peer, PeerAnswer, PeerName, PeerRefusal, PeerSettings
 
 Outcome = TypeVar("Outcome")
 
 _STATUS = Path("/proc/self/status")
+_PACKAGES = {
+    PeerName.TRANSFORMERS: ("transformers",),
+    PeerName.LLAMA_CPP: ("llama_cpp",),
+    PeerName.OPENVINO: ("openvino", "openvino_genai"),
+    PeerName.SLIPSTREAM: (),
+}
+"""Without these a peer is not installed; whatever else cannot be imported is a fault of the installation."""
 _SHORTEST_IDLE_S = 0.05
 """Of less, the share of processor time says nothing."""
 
@@ -36,16 +43,20 @@ def main() -> int:
         idle_share = _busy_share(rested)
         message = json.loads(line)
         if peer is None:
-            peer = _guarded(out, partial(load_peer, PeerSettings.from_json(message)))
+            settings = PeerSettings.from_json(message)
+            peer = _guarded(out, partial(load_peer, settings), _PACKAGES[settings.peer])
             if peer is None:
                 return 1
             _send(out, {"version": peer.version, "settled": peer.settled})
         else:
-            answer = _guarded(out, partial(peer.answer, message["prompt_ids"], message["max_tokens"]))
+            answer = _guarded(out, partial(_answer, peer, message["prompt_ids"], message["max_tokens"]))
             if answer is None:
                 return 1
-            memory = {"peak_memory_bytes": peak_memory_bytes(), "idle_cpu_share": idle_share}
-            _send(out, {**asdict(answer), **memory})
+            if isinstance(answer, PeerAnswer):
+                memory = {"peak_memory_bytes": peak_memory_bytes(), "idle_cpu_share": idle_share}
+                _send(out, {**asdict(answer), **memory})
+            else:
+                _send(out, {"refused": answer})
         rested = (time.perf_counter(), time.process_time())
     if peer is not None:
         peer.close()
@@ -98,12 +109,27 @@ def _busy_share(rested: tuple[float, float]) -> float | None:
     return None if idle_s < _SHORTEST_IDLE_S else (time.process_time() - rested[1]) / idle_s
 
 
-def _guarded(out: TextIO, work: Callable[[], Outcome]) -> Outcome | None:
-    """What `work` returns; None where it fails, after the other end was told why."""
+def _answer(peer: Peer, prompt_ids: Sequence[int], max_tokens: int) -> PeerAnswer | str:
+    """An answer, or why this one prompt has none; the peer can be asked the next."""
+    try:
+        return peer.answer(prompt_ids, max_tokens)
+    except PeerRefusal as error:
+        return str(error)
+
+
+def _guarded(out: TextIO, work: Callable[[], Outcome], packages: Sequence[str] = ()) -> Outcome | None:
+    """What `work` returns; None where it fails, after the other end was told why.
+
+    Args:
+        packages: a peer whose work needs one of these and does not find it is not installed.
+    """
     try:
         return work()
-    except ImportError as error:
-        _send(out, {"missing": error.name or str(error), "reason": str(error)})
+    except ModuleNotFoundError as error:
+        if error.name in packages:
+            _send(out, {"missing": error.name, "reason": str(error)})
+        else:
+            _send(out, {"failed": f"{type(error).__name__}: {error}"})
     except PeerRefusal as error:
         _send(out, {"failed": str(error)})
     except Exception as error:  # whatever a library raises is the reason that stands in the report

@@ -16,12 +16,15 @@ from models import CheckpointError, WeightKind
 from profiling import bench
 from profiling.bench import main, measure
 from profiling.bench_options import BenchSettings, DraftChoice
-from profiling.bench_run import REFERENCE, PeerRecord, PeerState, Run
+from profiling.bench_run import PeerRecord, PeerState, Run
 from profiling.bench_sources import Assistant, check_sources
 from profiling.bench_summary import SummaryRow, format_table, summarise
-from profiling.bench_systems import WARM_UP, LineUp, System, Turn
+from profiling.bench_systems import WARM_UP, LineUp, RunMissingError, System, Turn
+from profiling.peers.label import SystemLabel
+from profiling.peers.plans import REFERENCE
 from profiling.peers.process import PeerLostError
 from profiling.prompts import BenchPrompt, PromptKind, bench_prompts
+from tests.support.bench_labels import label_of
 from tests.support.tiny_checkpoint import write_tiny_folder
 
 PLAIN = "slipstream float16, plain"
@@ -51,7 +54,7 @@ def planted(
     rates = acceptance or [None] * len(tpots_ms)
     return [
         Run(
-            system=system,
+            label=label_of(system),
             threads=threads,
             kind=kind,
             prompt=prompt,
@@ -67,7 +70,7 @@ def planted(
 
 def all_systems() -> list[Run]:
     return [
-        *planted(REFERENCE, [30, 40, 50]),
+        *planted(REFERENCE.name, [30, 40, 50]),
         *planted(PLAIN, [10, 20, 12]),
         *planted(SPECULATION, [5, 20, 4], acceptance=[0.5, None, 0.75]),
         *planted(REFERENCE_LOOKUP, [15, 40, 10]),
@@ -83,7 +86,7 @@ def test_ratios_are_paired_before_their_median_is_taken() -> None:
     """The ratios of the medians would be 40/12, 40/5, 40/15 and 12/5 instead."""
     rows = summarise(all_systems())
     assert {row.system: row.speedup_over_transformers for row in rows} == {
-        REFERENCE: 1,
+        REFERENCE.name: 1,
         PLAIN: 3,
         SPECULATION: 6,
         REFERENCE_LOOKUP: 2,
@@ -146,9 +149,9 @@ def test_the_table_has_a_line_for_each_row_and_dashes_for_what_is_unknown() -> N
     ).splitlines()
     assert header.split()[:4] == ["threads", "temp", "prompts", "system"]
     plain_speeds = ["83.3", "50.0..100.0", "12.00", "1200", "-"]
-    assert plain.split() == ["1", "0", "code", *PLAIN.split(), *plain_speeds, "-", "1.00", "-", "-"]
+    assert plain.split() == ["1", "0", "code", *PLAIN.split(), *plain_speeds, "-", "1.00", "-", "-", "100%"]
     speeds = ["200.0", "50.0..250.0", "5.00", "500", "-"]
-    assert speculation.split() == ["1", "0", "code", *SPECULATION.split(), *speeds, "-", "2.00", "0.62", "-"]
+    assert speculation.split() == ["1", "0", "code", *SPECULATION.split(), *speeds, "-", "2.00", "0.62", "-", "100%"]
     assert len({len(line) for line in (header, plain, speculation)}) == 1
 
 
@@ -176,9 +179,14 @@ def test_memory_is_the_most_of_all_runs() -> None:
 class ToldSystems:
     """What stands for loaded systems: notes what they are asked; some are lost at some point."""
 
-    def __init__(self, names: str, *, greedy_only: str = "", lost_after: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, names: str, *, greedy_only: str = "", plain: str = "", lost_after: dict[str, int] | None = None
+    ) -> None:
         self.asked: list[tuple[int, str, Turn]] = []
-        self._names, self._greedy_only, self._lost_after = names, greedy_only, lost_after or {}
+        self._names, self._greedy_only, self._plain = names, greedy_only, plain
+        self._lost_after = lost_after or {}
+        self.error: Exception | None = None
+        """Raised in place of a peer's death."""
 
     async def line_up(
         self,
@@ -189,17 +197,22 @@ class ToldSystems:
         stack: AsyncExitStack,
     ) -> LineUp:
         assert len(prompts) == len(PromptKind) * settings.num_prompts
-        records = [PeerRecord(system=name, threads=threads, state=PeerState.MEASURED) for name in self._greedy_only]
+        records = [
+            PeerRecord(system=f"{name} float16, auto", threads=threads, state=PeerState.MEASURED)
+            for name in self._greedy_only
+        ]
         return LineUp(systems=[self._system(name, threads) for name in self._names], records=records)
 
     def _system(self, name: str, threads: int) -> System:
         async def run(turn: Turn) -> Run:
             if [called for _, called, _ in self.asked].count(name) == self._lost_after.get(name):
-                raise PeerLostError(f"{name} fell over")
+                raise self.error or PeerLostError(f"{name} fell over")
             self.asked.append((threads, name, turn))
-            return replace(planted(name, [1], kind=turn.prompt.kind, threads=threads)[0], prompt=turn.index)
+            run = planted("slipstream float16, plain", [1], kind=turn.prompt.kind, threads=threads)[0]
+            return replace(run, label=label, prompt=turn.index, repeat=turn.repeat)
 
-        return System(name=name, run=run, greedy_only=name in self._greedy_only)
+        label = SystemLabel(owner=name, weights="float16", mode="plain" if name in self._plain else "auto")
+        return System(label=label, run=run, greedy_only=name in self._greedy_only)
 
 
 def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +222,7 @@ def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.
     runs = asyncio.run(measure(SETTINGS, ASSISTANT)).runs
     prompts = [prompt for kind in PromptKind for prompt in bench_prompts(kind)[:2]]
     for threads, calls in ((1, told.asked[:14]), (2, told.asked[14:])):
-        assert [name for _, name, _ in calls] == list("ab" + "abba" * 3)
+        assert [name for _, name, _ in calls] == list("ab" + "abbabaabab" + "ba")
         assert {called for called, _, _ in calls} == {threads}
         assert [turn.prompt for _, _, turn in calls[:2]] == [WARM_UP, WARM_UP]
         assert [turn.prompt for _, _, turn in calls[2:]] == [prompt for prompt in prompts for _ in "ab"]
@@ -220,12 +233,12 @@ def test_systems_warm_up_and_then_take_turns_at_being_first(monkeypatch: pytest.
 
 
 def test_every_prompt_is_answered_once_at_each_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one seed for all systems; each is first as often as the others at either temperature."""
+    """With one seed for all systems; every other turn goes the other way round, at either temperature."""
     told = ToldSystems("abc", greedy_only="c")
     monkeypatch.setattr(bench, "line_up", told.line_up)
     asyncio.run(measure(replace(SETTINGS, threads=(1,), temperatures=(0.0, 0.8)), ASSISTANT))
     timed = [(name, turn) for _, name, turn in told.asked[3:]]
-    assert "".join(name for name, _ in timed) == "abcbabcaabcabbaabcabbcabacabab"
+    assert "".join(name for name, _ in timed) == "abcbacbababcaabacbabcabbabacba"
     keys = [(name, turn.prompt.messages[0]["content"], turn.temperature) for name, turn in timed]
     assert len(set(keys)) == len(keys) == 6 * (3 + 2)
     seeds = {(turn.prompt.messages[0]["content"], turn.seed) for _, turn in timed}
@@ -237,11 +250,50 @@ def test_a_peer_that_is_lost_is_asked_nothing_more_and_the_others_go_on(monkeypa
     told = ToldSystems("abc", greedy_only="bc", lost_after={"b": 3, "c": 0})
     monkeypatch.setattr(bench, "line_up", told.line_up)
     measured = asyncio.run(measure(replace(SETTINGS, threads=(1,)), ASSISTANT))
-    assert [sum(run.system == name for run in measured.runs) for name in "abc"] == [6, 2, 0]
+    assert [sum(run.label.owner == name for run in measured.runs) for name in "abc"] == [6, 2, 0]
     assert [(record.system, record.state, record.reason) for record in measured.records] == [
-        ("b", PeerState.FAILED, "b fell over"),
-        ("c", PeerState.FAILED, "c fell over"),
+        ("b float16, auto", PeerState.FAILED, "b fell over"),
+        ("c float16, auto", PeerState.FAILED, "c fell over"),
     ]
+
+
+def test_plain_decoding_is_asked_twice_in_a_greedy_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ToldSystems("abc", plain="ac")
+    monkeypatch.setattr(bench, "line_up", told.line_up)
+    settings = replace(SETTINGS, threads=(1,), num_prompts=1, temperatures=(0.0, 0.8))
+    runs = asyncio.run(measure(settings, ASSISTANT)).runs
+    again = [(run.label.owner, run.kind) for run in runs if run.repeat]
+    assert sorted(again) == sorted((name, kind) for name in "ac" for kind in PromptKind)
+    assert {turn.temperature for _, _, turn in told.asked if turn.repeat} == {0}
+
+
+@pytest.mark.parametrize("error", [ValueError("no room"), RunMissingError("came at once"), CheckpointError("torn")])
+def test_an_error_of_one_system_is_a_record_and_the_others_go_on(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = ToldSystems("ab", lost_after={"b": 3})
+    told.error = error
+    monkeypatch.setattr(bench, "line_up", told.line_up)
+    measured = asyncio.run(measure(replace(SETTINGS, threads=(1,)), ASSISTANT))
+    assert [sum(run.label.owner == name for run in measured.runs) for name in "ab"] == [6, 2]
+    (record,) = measured.records
+    only_runs = isinstance(error, RunMissingError)
+    assert (record.system, record.state) == (
+        "b float16, auto",
+        PeerState.INCOMPLETE if only_runs else PeerState.FAILED,
+    )
+    assert record.reason.count(str(error)) == (4 if only_runs else 1)
+
+
+def test_the_share_of_texts_that_are_the_float16_text() -> None:
+    other = [
+        replace(run, token_ids=(9, 9)) if run.prompt == 2 else run
+        for run in planted("slipstream int8, plain", [1, 1, 1])
+    ]
+    rows = summarise([*planted(PLAIN, [1, 1, 1]), *other])
+    assert [row.share_float16_text for row in rows] == [1, 2 / 3]
+    assert [line.split()[-1] for line in format_table(rows).splitlines()[1:]] == ["100%", "67%"]
+    assert [row.share_float16_text for row in summarise(other)] == [None]
 
 
 @pytest.mark.parametrize(
@@ -266,6 +318,8 @@ def test_a_peer_that_is_lost_is_asked_nothing_more_and_the_others_go_on(monkeypa
         ["--peers"],
         ["--peers", "openvino", "--no-peers"],
         ["--lookup-tokens", "0"],
+        ["--peers", "llama.cpp", "--max-tokens", "12"],
+        ["--peers", "transformers", "--max-tokens", "22"],
         ["--lookup-tokens", "10", "33"],
         ["--modes", "fast"],
         ["--temperatures", "0", "-1"],

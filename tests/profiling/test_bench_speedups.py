@@ -14,10 +14,12 @@ from models import DraftDesign, DraftTarget, MissingDependencyError, open_checkp
 from profiling import bench
 from profiling.bench import main
 from profiling.bench_plot import write_plot
-from profiling.bench_run import REFERENCE, Run
+from profiling.bench_run import Run
 from profiling.bench_speedups import format_speedups, prompt_speedups, summarise_speedups
 from profiling.bench_summary import summarise
+from profiling.peers.plans import REFERENCE
 from profiling.prompts import BenchPrompt, PromptKind
+from tests.support.bench_labels import label_of
 from tests.support.draft_folders import write_random_draft
 from tests.support.tiny_checkpoint import write_tiny_folder
 
@@ -27,7 +29,7 @@ PLAIN, AUTO = "slipstream float16, plain", "slipstream float16, auto"
 def run(system: str, tpot_ms: float, *, prompt: int = 0, kind: PromptKind = PromptKind.CODE, **others: object) -> Run:
     """One run; on one prompt all systems write the same tokens."""
     fields: dict[str, object] = {"threads": 1, "ttft_ms": 5.0, "token_ids": (prompt, 7), **others}
-    return Run(system=system, tpot_ms=tpot_ms, prompt=prompt, kind=kind, **fields)  # type: ignore[arg-type]  # by name
+    return Run(label=label_of(system), tpot_ms=tpot_ms, prompt=prompt, kind=kind, **fields)  # type: ignore[arg-type]  # by name
 
 
 def both(plain_ms: float, auto_ms: float, **place: object) -> list[Run]:
@@ -45,7 +47,7 @@ def four_pairs() -> list[Run]:
 
 
 def test_each_prompt_is_compared_with_its_own_plain_run_at_its_own_temperature() -> None:
-    speedups = prompt_speedups([*four_pairs(), run(REFERENCE, 50)])
+    speedups = prompt_speedups([*four_pairs(), run(REFERENCE.name, 50)])
     assert [(one.temperature, one.kind, one.prompt, one.speedup) for one in speedups] == [
         (0, "code", 0, 2),
         (0, "code", 1, 0.8),
@@ -58,8 +60,8 @@ def test_each_prompt_is_compared_with_its_own_plain_run_at_its_own_temperature()
 
 
 def test_a_peers_speculation_is_told_over_its_own_plain_decoding() -> None:
-    lookup = REFERENCE.replace("plain", "prompt lookup 10")
-    (one,) = prompt_speedups([run(PLAIN, 10), run(REFERENCE, 50), run(lookup, 40, token_ids=(0, 8))])
+    lookup = REFERENCE.name.replace("plain", "prompt lookup 10")
+    (one,) = prompt_speedups([run(PLAIN, 10), run(REFERENCE.name, 50), run(lookup, 40, token_ids=(0, 8))])
     assert (one.system, one.speedup, one.identical_to_plain) == (lookup, 1.25, False)
 
 
@@ -156,12 +158,12 @@ def test_drafts_are_compared_at_two_temperatures(
     assert json.loads(next((tmp_path / "out").glob("*.json")).read_text()) == report
     assert list(report["drafts"]) == ["ngram+small", "ngram", "small"]
     prompts = report["prompts"]
-    systems = {f"slipstream float32, auto, {label} draft" for label in report["drafts"]}
-    systems.add("slipstream float32, sequential, ngram+small draft")
+    systems = {f"slipstream float32, auto with {label} draft" for label in report["drafts"]}
+    systems.add("slipstream float32, sequential with ngram+small draft")
     assert {(one["system"], one["kind"], one["temperature"]) for one in prompts} == {
         (system, kind.value, temperature) for system in systems for kind in PromptKind for temperature in (0, 0.8)
     }
     assert len(prompts) == len(systems) * 3 * 2
     assert all(one["identical_to_plain"] and one["speedup"] > 0 and one["decision"] for one in prompts)
-    assert not any(set(one["drafts"]) - {"ngram"} for one in prompts if one["system"].endswith("ngram draft"))
+    assert not any(set(one["drafts"]) - {"ngram"} for one in prompts if one["system"].endswith("with ngram draft"))
     assert all(row["lowest"] <= row["median"] for row in report["speedups"])

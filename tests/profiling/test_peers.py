@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -12,9 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from models import openmp
 from profiling.peers.peer import PeerMode, PeerName, PeerRefusal, PeerSettings, TokenClock, need_gguf
 from profiling.peers.plans import MEASURED_PEERS, plan_peers, stored_weights
-from profiling.peers.process import PeerDiedError, PeerLostError, PeerMissingError, PeerProcess, ProcessAnswer
+from profiling.peers.process import (
+    PeerDiedError,
+    PeerLostError,
+    PeerMissingError,
+    PeerProcess,
+    PeerRefusedError,
+    ProcessAnswer,
+)
 from tests.support.fake_peers import install_fake_peers
 from tests.support.tiny_checkpoint import write_tiny_folder, write_tiny_gguf
 
@@ -44,12 +53,12 @@ def test_every_system_of_the_faked_peers_answers(target: Path, tmp_path: Path, m
     """With the tokens of its own model, whatever it prints; a draft that a peer needs is made for it."""
     install_fake_peers(tmp_path, monkeypatch)
     plans = plan_peers(FAKED, target=str(target), threads=1, context_length=40, draft=None, num_draft_layers=1)
-    assert [plan.system for plan in plans] == [
+    assert [plan.label.name for plan in plans] == [
         "llama.cpp F32, plain",
         "llama.cpp F32, prompt lookup 10",
         "llama.cpp F32, prompt lookup 2",
         "openvino F32, plain",
-        "openvino F32, assisted",
+        "openvino F32, assisted by its first 1 layer",
         "openvino F32, prompt lookup 10",
         "openvino F32, prompt lookup 5",
     ]
@@ -73,7 +82,6 @@ def test_every_system_of_the_faked_peers_answers(target: Path, tmp_path: Path, m
     [
         ("load", "RuntimeError: the file is of another kind"),
         ("die:2", "its process ended with exit status 3: out of luck"),
-        ("short", "wrote 7 tokens where 8 were asked for"),
         ("hang", "gave no answer within 1 s"),
     ],
 )
@@ -103,6 +111,51 @@ def test_a_peer_that_is_not_installed_is_told_from_one_that_fails(
     install_fake_peers(tmp_path, monkeypatch, missing=(package,))
     with pytest.raises(PeerMissingError, match=package):
         asyncio.run(ask(settings(target, peer)))
+
+
+@pytest.mark.parametrize("error", ["ImportError('libcudart is missing')", "ModuleNotFoundError(name='diskcache')"])
+def test_a_peer_whose_own_parts_are_missing_has_failed(
+    error: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake_peers(tmp_path, monkeypatch)
+    (tmp_path / "llama_cpp/__init__.py").write_text(f"raise {error}\n")
+    with pytest.raises(PeerLostError, match=r"ImportError: libcudart|ModuleNotFoundError") as lost:
+        asyncio.run(ask(settings(target)))
+    assert not isinstance(lost.value, PeerMissingError)
+
+
+@pytest.mark.parametrize("users_own", [None, "5"])
+def test_peers_run_without_what_we_settle_for_our_own_threads(
+    users_own: str | None, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable is there, as after an import of this project, and was not given from outside."""
+    install_fake_peers(tmp_path, monkeypatch)
+    monkeypatch.setattr(openmp, "_WAS_GIVEN", users_own is not None)
+    monkeypatch.setenv(openmp.SPIN_VARIABLE, users_own or openmp.SPIN_COUNT)
+    fake = tmp_path / "llama_cpp/__init__.py"
+    fake.write_text(f"import os\nraise RuntimeError(os.environ.get({openmp.SPIN_VARIABLE!r}))\n")
+    with pytest.raises(PeerLostError, match=f"RuntimeError: {users_own}$"):
+        asyncio.run(ask(settings(target)))
+
+
+def test_a_second_interrupt_ends_a_process_that_hangs(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake_peers(tmp_path, monkeypatch, fault="hang")
+
+    async def interrupted() -> int:
+        process = await PeerProcess.start(settings(target))
+        asking = asyncio.create_task(process.answer(PROMPT, 8))
+        await asyncio.sleep(0.2)
+        asking.cancel()
+        closing = asyncio.create_task(process.close())
+        await asyncio.sleep(0.1)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        return await process._process.wait()
+
+    assert asyncio.run(interrupted()) == -signal.SIGKILL
 
 
 def test_speculation_that_writes_other_tokens_is_not_hidden(
@@ -194,11 +247,28 @@ def test_tokens_of_the_first_step_are_not_timed(monkeypatch: pytest.MonkeyPatch)
         clock.answer(6)
 
 
-def test_an_output_that_came_at_once_gives_no_time() -> None:
+def test_an_output_that_came_at_once_has_no_time() -> None:
+    """As a draft that is always right has it write; the tokens are there all the same."""
     clock = TokenClock()
     clock.take([1, 2])
-    with pytest.raises(PeerRefusal, match="came at once"):
-        clock.answer(2)
+    assert (clock.answer(2).token_ids, clock.answer(2).tpot_ms) == ((1, 2), None)
+
+
+def test_one_prompt_without_an_answer_loses_no_peer(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_fake_peers(tmp_path, monkeypatch, fault="short:1")
+
+    async def refused_then_answered() -> tuple[int, ...]:
+        process = await PeerProcess.start(settings(target, PeerName.OPENVINO))
+        try:
+            with pytest.raises(PeerRefusedError, match="wrote 7 tokens where 8 were asked for"):
+                await process.answer(PROMPT, 8)
+            return (await process.answer(PROMPT, 8)).token_ids
+        finally:
+            await process.close()
+
+    assert asyncio.run(refused_then_answered()) == tuple(range(8, 16))
 
 
 def test_one_that_dies_of_repacked_weights_is_given_them_as_they_are(
@@ -214,9 +284,13 @@ def test_one_that_dies_of_repacked_weights_is_given_them_as_they_are(
 
     settled, died_of = asyncio.run(started(plan.second_try))
     assert settled.endswith("weights not repacked")
-    assert died_of == "its process ended with exit status 5"
+    assert plan.unrepacked_label.name == "llama.cpp F32 not repacked, plain"
+    assert died_of == "its process ended with signal 4"
     with pytest.raises(PeerDiedError):
         asyncio.run(started(None))
+    monkeypatch.setenv("FAKE_PEER_FAULT", "die:1")
+    with pytest.raises(PeerDiedError, match="exit status 3"):
+        asyncio.run(started(plan.second_try))
 
 
 def test_no_process_stays_behind(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

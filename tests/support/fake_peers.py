@@ -14,8 +14,8 @@ import pytest
 
 FAULT_VARIABLE = "FAKE_PEER_FAULT"
 """Faults with commas between them. `load`: raises when it is loaded; `die:N`: the process ends at the N-th prompt;
-`hang`: never answers; `other`: its speculation writes other tokens; `short`: writes too few; `repack`: dies when
-weights may be repacked; `spin`: keeps a core busy while nobody asks."""
+`hang`: never answers; `other`: its speculation writes other tokens; `short:N`: writes too few at the N-th prompt;
+`repack`: dies of a bad instruction when weights may be repacked; `spin`: keeps a core busy while nobody asks."""
 
 _MODEL = """
     import os, sys, threading, time
@@ -45,12 +45,13 @@ _MODEL = """
 
     def written(prompt, count, speculates):
         step = 2 if "other" in FAULTS and speculates else 1
-        count -= "short" in FAULTS
+        count -= f"short:{asked}" in FAULTS
         return [prompt[-1] + step * (number + 1) for number in range(count)]
 """
 
 _LLAMA_CPP = """
     import os
+    import signal
     from types import SimpleNamespace
     from fake_peer_model import FAULTS, begin, loaded, written
 
@@ -71,7 +72,7 @@ _LLAMA_CPP = """
             assert (temp, repeat_penalty, self.is_reset) == (0.0, 1.0, True)
             self.is_reset = False
             if "repack" in FAULTS and self.is_repacked:
-                os._exit(5)
+                os.kill(os.getpid(), signal.SIGILL)
             begin()
             yield from written(tokens, self.room - len(tokens), self.draft is not None)
 """
@@ -87,8 +88,9 @@ _OPENVINO = """
 
     class Core:
         def get_property(self, device, name):
-            assert (device, name) == ("CPU", "INFERENCE_PRECISION_HINT")
-            return SimpleNamespace(to_string=lambda: "f32")
+            assert device == "CPU"
+            types = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "u8"}
+            return SimpleNamespace(to_string=lambda: types[name]) if name in types else 32
 
     class Tensor:
         def __init__(self, array):
@@ -126,6 +128,7 @@ _OPENVINO_GENAI = """
                 return
             assert not options["scheduler_config"].enable_prefix_caching
             assert options["INFERENCE_NUM_THREADS"] >= 1
+            assert options["KV_CACHE_PRECISION"].to_string() == "u8"
             loaded()
 
         def generate(self, prompt, config, streamer):
