@@ -55,6 +55,7 @@ class Turn:
     temperature: float
     seed: int
     results: Mapping[Mode, GenerationResult]
+    prompt_ids: tuple[int, ...] = ()
     plain_again: GenerationResult | None = None
     """Plain decoding once more: what differs between the two times is the machine's."""
 
@@ -133,7 +134,16 @@ async def run_trials(
             gamma=gamma,
             seed=number,
         )
-        turns.append(Turn(kind=kind, temperature=temperature, seed=number, results=results, plain_again=plain_again))
+        turns.append(
+            Turn(
+                kind=kind,
+                temperature=temperature,
+                seed=number,
+                results=results,
+                prompt_ids=tuple(prompt_ids),
+                plain_again=plain_again,
+            )
+        )
     return tuple(turns)
 
 

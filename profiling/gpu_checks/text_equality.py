@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from models import Decoder
+from models import CausalModel
 from scheduler import DecodeRequest
 from scheduler.on_device import NoiseTable, purposes_of
 
@@ -28,7 +28,9 @@ def first_difference(first_ids: Sequence[int], second_ids: Sequence[int]) -> int
     return None if len(first_ids) == len(second_ids) else min(len(first_ids), len(second_ids))
 
 
-def gap_at(decoder: Decoder, request: DecodeRequest, common_ids: Sequence[int], first_id: int, second_id: int) -> float:
+def gap_at(
+    decoder: CausalModel, request: DecodeRequest, common_ids: Sequence[int], first_id: int, second_id: int
+) -> float:
     """By how much one of two tokens wins over the other behind the prompt and `common_ids`.
 
     For requests whose settings have no filter and no penalty, under the coupled rule.
@@ -58,7 +60,7 @@ def gap_at(decoder: Decoder, request: DecodeRequest, common_ids: Sequence[int], 
 
 
 def explain_difference(
-    decoder: Decoder, request: DecodeRequest, wanted_ids: Sequence[int], found_ids: Sequence[int]
+    decoder: CausalModel, request: DecodeRequest, wanted_ids: Sequence[int], found_ids: Sequence[int]
 ) -> tuple[str | None, bool]:
     """What is wrong with `found_ids`, None if nothing; and whether they differ at a tie, which is no fault."""
     index = first_difference(wanted_ids, found_ids)

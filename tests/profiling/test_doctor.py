@@ -114,7 +114,7 @@ class TestRun:
         options = ["--mode", "sequential", "--gamma", "3", "--context-length", "90", "--json"]
         assert run(models, "draft,ngram", *options, "--only", "tokenizers", "overlap", "verify-cost") < 2
         record = last_line(capsys)
-        tokenizers, overlap, verify = record["checks"]
+        tokenizers, verify, overlap = record["checks"]
         assert (record["pair"]["mode"], record["pair"]["context_length"]) == ("sequential", 90)
         assert record["pair"]["draft"] == ["draft", "ngram"]
         assert tokenizers["verdict"] == "ok"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from models import WeightKind
 from profiling.doctor.check import CannotTell, Verdict
 from profiling.doctor.probabilities import check_probabilities
 from profiling.doctor.repetition import judge_repetition
-from profiling.doctor.same_text import judge_draws
+from profiling.doctor.same_text import judge_draws, transformed_law
 from profiling.doctor.trials import Turn
 from runtime import Mode
 from scheduler import (
@@ -55,6 +58,16 @@ class RestrictedProposer(ModelProposer):
     def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
         honest = super().extend(law, history, chain_ids, 1)
         settings = dataclasses.replace(law.settings, top_k=2)
+        other = super().extend(SamplingLaw(settings, vocab_size=law.vocab_size), history, chain_ids, 1)
+        return dataclasses.replace(other, probabilities=honest.probabilities)
+
+
+class TemperatureBlindProposer(ModelProposer):
+    """Draws as if the temperature were 1, and is judged as if it had heeded it."""
+
+    def extend(self, law: SamplingLaw, history: TokenHistory, chain_ids: Sequence[int], max_tokens: int) -> Proposal:
+        honest = super().extend(law, history, chain_ids, 1)
+        settings = dataclasses.replace(law.settings, temperature=1.0)
         other = super().extend(SamplingLaw(settings, vocab_size=law.vocab_size), history, chain_ids, 1)
         return dataclasses.replace(other, probabilities=honest.probabilities)
 
@@ -176,9 +189,22 @@ class TestSameText:
         assert second.verdict is Verdict.SKIPPED
         assert "failed before: planted" in second.measured
 
+    @pytest.mark.parametrize(("scale", "verdict"), [(1e-3, Verdict.WARN), (1.0, Verdict.FAIL)])
+    def test_in_half_precision_texts_may_part_at_a_tie_and_nowhere_else(self, scale: float, verdict: Verdict) -> None:
+        accepts_all = rewritten(
+            "scheduler.verify", "row == len(proposed_ids) or token_id != proposed_ids[row]", "row == len(proposed_ids)"
+        )
+        target, draft = table_target(), table_target(name="draft", seed=8)
+        target.tables *= scale
+        with installed(accepts_all):
+            rig = build_rig(target, draft, mode=Mode.AUTO)
+            (finding,) = diagnose(pair_of(rig, weights=WeightKind.BFLOAT16), "same-text")
+        assert finding.verdict is verdict
+        assert ("all but tie" in finding.measured) is (verdict is Verdict.WARN)
+
 
 class TestLaw:
-    @pytest.mark.parametrize("wrong", [BiasedProposer, RestrictedProposer])
+    @pytest.mark.parametrize("wrong", [BiasedProposer, RestrictedProposer, TemperatureBlindProposer])
     def test_a_sampler_whose_draft_and_judge_differ(self, wrong: type[ModelProposer]) -> None:
         rig = healthy_rig()
         lane = Lane("draft", similar_draft(table_target(), share=0.2), rig.draft_stream, capacity=512)
@@ -191,6 +217,30 @@ class TestLaw:
         lane = Lane("draft", similar_draft(table_target(), share=0.2), rig.draft_stream, capacity=512)
         (finding,) = diagnose(with_sources(rig, ModelProposer(lane, FixedGamma(4))), "law")
         assert finding.verdict is Verdict.OK, finding
+
+    def test_the_law_that_draws_are_held_against(self) -> None:
+        probabilities = {1: 0.5, 2: 0.25, 3: 0.15, 4: 0.05, 5: 0.04}
+        law = transformed_law({token: math.log(share) for token, share in probabilities.items()})
+        assert law is not None
+        settings = SamplingSettings(temperature=0.6, top_k=4, top_p=0.95)
+        logits_V = torch.full((8,), -math.inf)
+        for token, share in probabilities.items():
+            logits_V[token] = math.log(share)
+        own_V = SamplingLaw(settings, vocab_size=8).apply(logits_V, TokenHistory((1,))).probabilities_V()
+        assert law == pytest.approx({token: float(own_V[token]) for token in law}, abs=1e-5)
+        assert sum(float(own_V[token]) for token in law) == pytest.approx(1)
+
+    @pytest.mark.parametrize(
+        "shares", [(0.4, 0.3, 0.2, 0.0501, 0.0499), (0.75**0.6, 0.2005**0.6, 0.0495**0.6)], ids=["top_k", "top_p"]
+    )
+    def test_places_at_the_edge_of_a_filter_are_passed_over(self, shares: tuple[float, ...]) -> None:
+        assert transformed_law({token: math.log(share) for token, share in enumerate(shares)}) is None
+
+    def test_more_draws_notice_less(self) -> None:
+        few, many = judge_draws({1: 0.5, 2: 0.5}, {1: 20, 2: 20}), judge_draws({1: 0.5, 2: 0.5}, {1: 500, 2: 500})
+        noticed = [float(re.search(r"a fault of (\d\.\d+)", item.measured).group(1)) for item in (few, many)]
+        assert 0.2 < noticed[0] < 0.5
+        assert noticed[1] < noticed[0] / 4
 
     def test_a_token_that_has_no_chance(self) -> None:
         finding = judge_draws({1: 0.5, 2: 0.5}, {1: 50, 2: 49, 3: 1})
