@@ -5,7 +5,7 @@ The bottom floor: tokens in, logits out. Knows nothing of rounds, requests or te
 
 from __future__ import annotations
 
-from models.openmp import limit_spinning
+from models.openmp import environment_as_given, limit_spinning
 
 limit_spinning()  # before anything imports torch
 
@@ -100,6 +100,7 @@ __all__ = [
     "closest_name",
     "default_weight_kind",
     "draft_weight_kind",
+    "environment_as_given",
     "estimate_memory",
     "fingerprint_files",
     "has_shipped_drafts",

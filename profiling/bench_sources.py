@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from models import DraftTarget, ModelConfig, open_checkpoint, open_draft
 from profiling.bench_options import BenchSettings
-from runtime import LoadSettings
-from runtime.assembly import EARLY_EXIT_SHARE
+from runtime import EARLY_EXIT_SHARE, LoadSettings
 from runtime.draft_spec import DraftKind, DraftSpec
 
 

@@ -8,7 +8,7 @@ async with await Runtime.load() as runtime:
 from __future__ import annotations
 
 import models  # noqa: F401  # it tells OpenMP how to wait, before anything here imports torch
-from runtime.assembly import build_engine
+from runtime.assembly import EARLY_EXIT_SHARE, build_engine
 from runtime.conversation import Conversation
 from runtime.description import RuntimeDescription
 from runtime.draft_spec import DraftKind, DraftSpec
@@ -47,6 +47,7 @@ __all__ = [
     "DeviceUnavailableError",
     "DraftKind",
     "DraftSpec",
+    "EARLY_EXIT_SHARE",
     "Engine",
     "FinishReason",
     "GenerationKeywords",

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import profiling
-from models.openmp import environment_as_given
+from models import environment_as_given
 from profiling.peers.peer import PeerAnswer, PeerSettings
 
 PATIENCE_S = 600.0

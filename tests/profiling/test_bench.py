@@ -385,8 +385,15 @@ def test_there_are_as_many_prompts_as_may_be_asked_for_and_none_twice() -> None:
 @pytest.mark.weights
 @pytest.mark.slow
 @pytest.mark.usefixtures("demo_gguf", "same_threads")
-def test_a_small_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whole, but with float32 weights, which every machine has; how fast it is nobody asks here."""
+def test_a_small_benchmark_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whole, but with short prompts and with float32 weights, which every machine has; how fast nobody asks here."""
+
+    def short_prompts(kind: PromptKind) -> tuple[BenchPrompt, ...]:
+        return (BenchPrompt(kind=kind, messages=({"role": "user", "content": f"Say {kind} twice."},)),)
+
+    monkeypatch.setattr(bench, "bench_prompts", short_prompts)
     out = tmp_path / "bench.json"
     settings = ["--threads", "1", "--weights", "float32", "--prompts", "1", "--max-tokens", "10", "--rounds", "20"]
     assert main([*settings, "--no-peers", "--out", str(out)]) == 0
