@@ -8,6 +8,7 @@
 #   WORKERS      processes that run the tests (default: 2)
 #   PYTEST_ARGS  more arguments for pytest; BENCH_ARGS likewise for the benchmark, FUZZ_ARGS for the fuzz
 #                (default: 2000 seeds over WORKERS processes)
+#   PEERS        PEERS=1 has `make bench` install the other runtimes first (llama.cpp is built from source: minutes)
 
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -17,6 +18,7 @@ PROMPT ?= Turn this list into a numbered list, and keep every word: check the oi
 WORKERS ?= 2
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+PEERS ?=
 FUZZ_ARGS ?= --seeds 2000 --workers $(WORKERS)
 
 SUITABLE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
@@ -69,7 +71,10 @@ fuzz: $(INSTALLED) ## Play the pipeline in many thousand orders (about an hour; 
 	$(SAY) "Interleaving fuzz"
 	@$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 
-bench: weights ## Measure against other runtimes on this machine
+bench: weights ## Measure on this machine, beside those other runtimes that are there; PEERS=1 installs them
+	@test -z "$(filter-out 0 no,$(PEERS))" || { \
+		printf '\n==> %s\n' "Installing the other runtimes"; \
+		$(BIN)/python -m pip install --disable-pip-version-check --editable '.[bench]'; }
 	$(SAY) "Benchmark"
 	@$(BIN)/python -m profiling.bench $(BENCH_ARGS)
 
