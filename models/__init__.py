@@ -13,7 +13,7 @@ from models.causal_model import Cache, CausalModel
 from models.checkpoint import Checkpoint, open_checkpoint
 from models.close_match import closest_name
 from models.config import Family, ModelConfig, RopeConfig, RopeScaling
-from models.console import BaseConsole
+from models.console import BaseConsole, silence_standard_output
 from models.decoder import Decoder
 from models.draft_folder import (
     DraftDesign,
@@ -41,7 +41,7 @@ from models.linear import CPU_WEIGHT_KIND, WeightKind, default_weight_kind, draf
 from models.loading import LoadedModel, OpenModel, open_model
 from models.memory import DistilledSize, MemoryEstimate, check_memory, estimate_memory
 from models.ngram import NgramIndex, NgramMatch
-from models.pair import check_pair
+from models.pair import LARGEST_DRAFT_SHARE, check_pair
 from models.positioned_model import PositionedCache, PositionedModel
 from models.random_model import QWEN2_5_0_5B, QWEN2_5_7B, TOY_DRAFT, TOY_TARGET, RandomTensors, random_decoder
 from models.shallow import FeatureDraft, bind_draft
@@ -69,6 +69,7 @@ __all__ = [
     "FeatureSource",
     "GgufFile",
     "InsufficientMemoryError",
+    "LARGEST_DRAFT_SHARE",
     "LoadedModel",
     "MemoryEstimate",
     "MissingDependencyError",
@@ -113,6 +114,7 @@ __all__ = [
     "random_decoder",
     "read_draft_description",
     "shipped_draft",
+    "silence_standard_output",
     "write_atomically",
     "write_draft",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Generator
 from typing import TextIO
@@ -62,3 +63,10 @@ def _replace_unknown_characters(stream: TextIO | None) -> None:
     # A stream that a program put in place of the standard one may be of a kind that has no encoding.
     if reconfigure := getattr(stream, "reconfigure", None):
         reconfigure(errors="replace")
+
+
+def silence_standard_output() -> None:
+    """Send what is still to come nowhere: the reader has gone, and the interpreter flushes once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from models import SlipstreamError
+from models import SlipstreamError, silence_standard_output
 
-FAILED, INTERRUPTED = 1, 130
-"""Exit statuses; the second is that of a shell's child that SIGINT ended."""
+FAILED, INTERRUPTED, READER_GONE = 1, 130, 141
+"""Exit statuses; the last two are those of a shell's child that SIGINT and SIGPIPE ended."""
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:
@@ -23,6 +23,9 @@ def run_program(main: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         status = INTERRUPTED
+    except BrokenPipeError:
+        silence_standard_output()
+        status = READER_GONE
     except SlipstreamError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         status = FAILED

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 
+from models import silence_standard_output
 from runtime.arguments import EXAMPLE, STANDARD_INPUT, Arguments, UsageError, parse_arguments
 from runtime.chat import chat
 from runtime.comparison import compare
-from runtime.console import Console, silence_standard_output
+from runtime.console import Console
 from runtime.conversation import Conversation
 from runtime.errors import SlipstreamError
 from runtime.load_settings import Mode

@@ -5,7 +5,6 @@ Owns text that arrives in pieces, and what is said only to somebody who watches.
 
 from __future__ import annotations
 
-import os
 import sys
 
 from models import BaseConsole
@@ -44,10 +43,3 @@ class Console(BaseConsole):
         """Say what takes time, to somebody who watches."""
         if self.is_watched:
             self.note(text)
-
-
-def silence_standard_output() -> None:
-    """Send what is still to come nowhere: the reader has gone, and the interpreter flushes once more at its end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

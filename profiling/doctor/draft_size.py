@@ -5,8 +5,7 @@ Owns the two ratios, of weights and of time, and their limits.
 
 from __future__ import annotations
 
-from models import CausalModel, Decoder, FeatureDraft
-from models.pair import LARGEST_DRAFT_SHARE
+from models import LARGEST_DRAFT_SHARE, CausalModel, Decoder, FeatureDraft
 from profiling.doctor.check import CannotTell, Finding, Verdict, graded, worst
 from profiling.doctor.loaded_pair import LoadedPair
 

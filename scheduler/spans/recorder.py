@@ -69,11 +69,14 @@ class SpanRecorder:
             markers: who else wants to know of launches and rounds; `nvtx_markers()` tells NVIDIA's profilers.
 
         Raises:
+            TypeError: if `markers` cannot start ranges.
             RuntimeError: if it is recording already, or there is nothing to record yet.
             ValueError: if a lane's stream cannot tell when its launches run.
         """
+        if markers is not None and not callable(getattr(markers, "start", None)):
+            raise TypeError(f"markers must have a method `start`, as nvtx_markers() has, got {type(markers).__name__}")
         if self.on:
-            raise RuntimeError("this recorder is recording already; stop it first")
+            raise RuntimeError("it is recording already; stop that first")
         streams = [_timed(track.own) for track in self._tracks]
         if not streams:
             raise RuntimeError("no loop launches through this recorder; give it to a loop first")
@@ -99,7 +102,7 @@ class SpanRecorder:
             RuntimeError: if it is not recording.
         """
         if not self.on:
-            raise RuntimeError("this recorder is not recording; start it first")
+            raise RuntimeError("nothing is recording; start a recording first")
         self.on = False
         self._close_tracks()
         self.abandon_rounds()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,3 +55,17 @@ def test_a_folder_that_cannot_be_made_is_refused_before_the_work(
         simulate.main(["--quick", "--out-dir", str(tmp_path / "file" / "folder")])
     assert caught.value.code == 2
     assert "cannot be made" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    program = tmp_path / "talks.py"
+    program.write_text(
+        "from profiling.program import run_program\n\ndef main():\n    for _ in range(100_000):\n"
+        "        print('x' * 100)\n    return 0\n\nrun_program(main)\n"
+    )
+    line = f"{shlex.quote(sys.executable)} {shlex.quote(str(program))} | head -1; echo status ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False
+    )
+    assert ended.stdout.splitlines() == ["x" * 100, "status 141"]
+    assert ended.stderr == ""

@@ -31,7 +31,7 @@ async def test_every_launch_is_over_when_a_recording_is_had(rig: Rig) -> None:
 
 
 async def test_it_begins_between_requests(rig: Rig) -> None:
-    with pytest.raises(RuntimeError, match="is not recording"):
+    with pytest.raises(RuntimeError, match="nothing is recording; start a recording first"):
         await rig.runtime.stop_recording()
     async with rig.runtime.stream(PROMPT, max_tokens=200, ignore_eos=True) as chunks:
         await anext(chunks)

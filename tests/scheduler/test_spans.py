@@ -230,7 +230,7 @@ class TestStartAndStop:
         recorder = SpanRecorder()
         with pytest.raises(RuntimeError, match="no loop launches through this recorder"):
             recorder.start()
-        with pytest.raises(RuntimeError, match="is not recording"):
+        with pytest.raises(RuntimeError, match="nothing is recording"):
             recorder.stop()
         async with rigged(target_model(), spans=recorder):
             recorder.start()
