@@ -388,10 +388,11 @@ def test_there_are_as_many_prompts_as_may_be_asked_for_and_none_twice() -> None:
 def test_a_small_benchmark_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whole, but with short prompts and with float32 weights, which every machine has; how fast nobody asks here."""
+    """Whole, but with one short prompt and with float32 weights, which every machine has; how fast nobody asks here."""
 
     def short_prompts(kind: PromptKind) -> tuple[BenchPrompt, ...]:
-        return (BenchPrompt(kind=kind, messages=({"role": "user", "content": f"Say {kind} twice."},)),)
+        only = BenchPrompt(kind=kind, messages=({"role": "user", "content": f"Say {kind} twice."},))
+        return (only,) if kind is PromptKind.CODE else ()
 
     monkeypatch.setattr(bench, "bench_prompts", short_prompts)
     out = tmp_path / "bench.json"
@@ -404,13 +405,11 @@ def test_a_small_benchmark_runs(
     assert report["machine"]["processor"]
     rows = report["rows"]
     own_systems = ("slipstream float32, plain", "slipstream float32, sequential", "slipstream float32, auto")
-    assert len(rows) == 9
-    assert {(row["kind"], row["system"]) for row in rows} == {
-        (kind, system) for kind in ("code", "chat", "copy") for system in own_systems
-    }
+    assert len(rows) == 3
+    assert {(row["kind"], row["system"]) for row in rows} == {("code", system) for system in own_systems}
     costs = report["round_costs"]
-    assert len(report["speedups"]) == 2 * (3 + 1)
-    assert len(table) == 1 + len(rows) + 3 + len(report["speedups"]) + 2 + 3 + 2 + 1 + len(costs)
+    assert len(report["speedups"]) == 2
+    assert len(table) == 1 + len(rows) + 3 + len(report["speedups"]) + 2 + 1 + 2 + 1 + len(costs)
     assert {cost["mode"] for cost in costs} == {"plain", "sequential", "pipelined"}
     assert all(cost["host_us"] > 0 and cost["gap_us"] > 0 and cost["num_rounds"] == 60 for cost in costs)
     for row in rows:
