@@ -30,6 +30,7 @@ from profiling.trace.capture import Capture, TracedPair
 from profiling.trace.chrome_events import encode_trace
 from profiling.trace.chrome_trace import chrome_events
 from profiling.trace.picture import check_picture, draw_recording
+from profiling.trace.preface import preface, streams_as_dict
 from profiling.trace.summary_text import format_summary
 from profiling.trace.torch_trace import torch_profiled, write_torch_trace
 from profiling.trace.whole_file import whole_file
@@ -149,17 +150,18 @@ class _Program:
         # Its functions carry no annotations.
         profiler: Any = torch.cuda.profiler
         capture = self._record(markers=nvtx_markers(), watched=profiler.profile())
-        self._console.result(format_summary(capture.summary))
-        self._print_json({**_figures(capture), "machine": machine, **self._draw(capture)})
+        self._print_summary(capture)
+        self._print_json({**self._figures(capture), "machine": machine, **self._draw(capture)})
 
     def _write_chrome_trace(self) -> None:
         chosen, console = self._chosen, self._console
         # Before anything runs, so that the load is the machine's and not ours.
         machine = describe_machine()
         capture = self._record()
-        console.result(format_summary(capture.summary))
+        # Before anything is said, which may fail where nobody listens.
         with _writing(chosen.chrome_path):
-            write_atomically(chosen.chrome_path, _chrome_file(chosen, capture, machine))
+            write_atomically(chosen.chrome_path, self._chrome_file(capture, machine))
+        self._print_summary(capture)
         console.result(f"\ntrace: {_seen(chosen.chrome_path)}")
         console.result(f"open it in {_VIEWER} or chrome://tracing")
         paths = {"trace": str(chosen.chrome_path), "format": "chrome", **self._draw(capture)}
@@ -167,7 +169,43 @@ class _Program:
             paths["torch_trace"] = str(chosen.torch_path)
             cost = _cost_in_words(capture.result, capture.profiled)
             console.result(f"torch's trace, to be opened likewise: {_seen(chosen.torch_path)}; {cost}")
-        self._print_json({**_figures(capture), "machine": machine, **paths})
+        self._print_json({**self._figures(capture), "machine": machine, **paths})
+
+    def _print_summary(self, capture: Capture) -> None:
+        chosen = self._chosen
+        device = capture.description.device
+        for sentence in preface(chosen.streams, chosen.contention, device, capture.recording):
+            self._console.result(sentence + "\n")
+        self._console.result(format_summary(capture.summary))
+
+    def _streams(self, capture: Capture) -> dict[str, object]:
+        return streams_as_dict(self._chosen.streams, self._chosen.contention, capture.description.device)
+
+    def _figures(self, capture: Capture) -> dict[str, object]:
+        pair = capture.description.as_dict()
+        return {FIGURES: capture.summary.as_dict(), "pair": pair, **self._streams(capture)}
+
+    def _chrome_file(self, capture: Capture, machine: Mapping[str, object]) -> bytes:
+        chosen, description = self._chosen, capture.description
+        streams = self._streams(capture)
+        events = chrome_events(
+            capture.recording,
+            process_name=f"{description.target}, {description.mode.value}" + ", simulated" * bool(streams["simulated"]),
+            source_names=description.draft,
+            readings=capture.readings,
+        )
+        about = {
+            "pair": description.as_dict(),
+            **streams,
+            "prompt": chosen.prompt,
+            "max_tokens": chosen.max_tokens,
+            "text": capture.result.text,
+            "machine": machine,
+            "missing_counters": capture.readings.missing(),
+            "num_dropped": capture.recording.num_dropped,
+            FIGURES: capture.summary.as_dict(),
+        }
+        return encode_trace(events, about, compressed=chosen.chrome_path.suffix == ".gz")
 
     def _draw(self, capture: Capture) -> dict[str, str]:
         """Draw some rounds where that was asked for; returns where they are, by the name in JSON."""
@@ -227,31 +265,6 @@ class _Program:
     def _print_json(self, record: Mapping[str, object]) -> None:
         if self._chosen.json:
             self._console.result(json.dumps(record))
-
-
-def _chrome_file(chosen: TraceArguments, capture: Capture, machine: Mapping[str, object]) -> bytes:
-    description = capture.description
-    events = chrome_events(
-        capture.recording,
-        process_name=f"{description.target}, {description.mode.value}",
-        source_names=description.draft,
-        readings=capture.readings,
-    )
-    about = {
-        "pair": description.as_dict(),
-        "prompt": chosen.prompt,
-        "max_tokens": chosen.max_tokens,
-        "text": capture.result.text,
-        "machine": machine,
-        "missing_counters": capture.readings.missing(),
-        "num_dropped": capture.recording.num_dropped,
-        FIGURES: capture.summary.as_dict(),
-    }
-    return encode_trace(events, about, compressed=chosen.chrome_path.suffix == ".gz")
-
-
-def _figures(capture: Capture) -> dict[str, object]:
-    return {FIGURES: capture.summary.as_dict(), "pair": capture.description.as_dict()}
 
 
 def _cost_in_words(alone: GenerationResult, profiled: GenerationResult) -> str:
