@@ -63,7 +63,9 @@ def _advice(summary: TraceSummary) -> str:
     """The first of the rules that applies, by how much is to be gained."""
     times, gap = summary.decoding, summary.host_gap
     if times is None or times.draft_ms is None or not summary.acceptance.num_proposed:
-        return "proposals, of which there were none: a draft, a mode that uses it, and a gamma above 0, as with --gamma 4"
+        return (
+            "proposals, of which there were none: a draft, a mode that uses it, and a gamma above 0, as with --gamma 4"
+        )
     rate = summary.acceptance.acceptance_rate
     if rate is not None and rate < LOW_ACCEPTANCE:
         return f"a smaller gamma or another draft, as only {_percent(rate)} of the proposed tokens are accepted"

@@ -90,6 +90,18 @@ class TestRun:
         assert verify["figures"]["step_ms"] > 0
         assert record["pair"]["mismatch"] == tokenizers["measured"]
 
+    @pytest.mark.weights
+    def test_the_demo_pair(self, demo_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        options = ["--target", str(demo_gguf), "--quick", "--threads", "1", "--device", "cpu", "--json"]
+        assert program.main([*options, "--only", "tokenizers", "draft-size", "verify-cost", "memory-estimate"]) == 0
+        record = last_line(capsys)
+        found = {check["name"]: check for check in record["checks"]}
+        assert any(name.endswith("(distilled)") for name in record["pair"]["draft"])
+        assert (found["tokenizers"]["verdict"], found["memory-estimate"]["verdict"]) == ("ok", "ok")
+        # One layer and a cut head beside thirty layers and a whole one.
+        assert found["draft-size"]["figures"]["weight_share"] < 0.1
+        assert found["verify-cost"]["figures"]["step_ms"] > 0
+
     def test_only_some_checks(self, models: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(models, "draft", "--only", "tokenizers", "gpu") == 0
         output = capsys.readouterr().out
