@@ -111,20 +111,23 @@ def _fingerprint(path: Path) -> _Fingerprint | None:
 
 
 def _run(command: Sequence[str], on_line: Callable[[str], None] | None) -> int:
-    with _endings_raised():
+    with _endings_raised() as endings:
         try:
-            # A group of its own, so that all of it can be ended, whoever in it listens to signals.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=None if on_line is None else subprocess.PIPE,
-                text=True,
-                errors="replace",
-                process_group=0 if os.name == "posix" else None,
-            )
+            # Else a signal could come when nsys runs already and nobody here knows its number yet.
+            with endings.waiting():
+                # A group of its own, so that all of it can be ended, whoever in it listens to signals.
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=None if on_line is None else subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    process_group=0 if os.name == "posix" else None,
+                )
         except OSError as error:
             raise NsysError(f"{command[0]} cannot be started: {error.strerror or error}", status=_FAILED) from error
         try:
+            endings.check()
             if on_line is not None and process.stdout is not None:
                 for line in process.stdout:
                     on_line(line.rstrip("\n"))
@@ -180,20 +183,46 @@ def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
+class _Endings:
+    """Signals that would end this process, as exceptions; while nsys is being started they wait."""
+
+    def __init__(self) -> None:
+        self._waits = False
+        self._waiting: BaseException | None = None
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """A signal has come."""
+        error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(_KILLED + number)
+        if not self._waits:
+            raise error
+        self._waiting = error
+
+    @contextmanager
+    def waiting(self) -> Generator[None, None, None]:
+        """Let signals wait."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def check(self) -> None:
+        """Raise what has waited."""
+        if self._waiting is not None:
+            raise self._waiting
+
+
 @contextmanager
-def _endings_raised() -> Generator[None, None, None]:
+def _endings_raised() -> Generator[_Endings, None, None]:
     """What would end this process at once is an exception meanwhile, so that nsys and its child end as well."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(_KILLED + number)
-
+    endings = _Endings()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield endings
         return
-    numbers = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-    before = {number: signal.signal(number, end) for number in numbers}
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    before = {number: signal.signal(number, endings.take) for number in numbers}
     try:
-        yield
+        yield endings
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,6 +172,23 @@ class TestEndings:
             self.end_while_it_runs(run, number)
         assert caught.value.code == 128 + number
         assert signal.getsignal(number) is before
+        self.check_over(run)
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_in_the_middle_of_the_start_leaves_nothing_running(
+        self, run: Runner, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = subprocess.Popen
+
+        def start_slowly(*arguments: Any, **options: Any) -> subprocess.Popen[str]:
+            process = start(*arguments, **options)
+            wait_until((run.folder / "sleeper").exists)
+            os.kill(os.getpid(), number)
+            return process
+
+        monkeypatch.setattr(subprocess, "Popen", start_slowly)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run(f"cd {run.folder}\n{self.BODY.format(trap='')}")
         self.check_over(run)
 
     def test_who_does_not_listen_is_killed(self, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
